@@ -1,0 +1,75 @@
+# Everything here does its own set-up: a machine with Python >= 3.11, make and a C compiler is enough.
+#   make PYTHON=python3.12 install    picks the interpreter
+#   make bench BENCH_ARGS="--json"    passes arguments on
+
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/ready
+MODEL := smollm2-135m-instruct
+PACKAGES := pdserve router prefill_node decode_node kv_transfer
+NOT_FAST := ray or model or gpu or multigpu or slow
+NOT_HERE := gpu or multigpu or slow
+
+.PHONY: help install demo test check fix proto bench accept lock clean
+.NOTPARALLEL:
+
+help:
+	@echo "make install   .venv with the pdserve command"
+	@echo "make demo      serve a small model on this machine and ask it three questions"
+	@echo "make test      every test this machine can run"
+	@echo "make check     format, lint, types, layers, fresh stubs, fast tests"
+	@echo "make fix       repair what check can repair"
+	@echo "make proto     generate pdserve/rpc/v1 from proto/"
+	@echo "make bench     engine latency against transformers, side by side"
+	@echo "make accept    end-to-end checks over every transport and TP pairing (long)"
+	@echo "make lock      write what .venv holds into requirements.lock"
+	@echo "make clean     remove all that make made here; downloaded models stay in the cache"
+
+install: $(READY)
+
+$(READY): requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	    echo "pdserve needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version 2>&1)." >&2; \
+	    echo "Name another one: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
+	@test -x $(BIN)/python || { echo "making .venv"; $(PYTHON) -m venv .venv; }
+	@echo "installing requirements.lock into .venv (minutes the first time)"
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check -r requirements.lock
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $(READY)
+
+demo: install
+	$(BIN)/pdserve demo
+
+test: install
+	$(BIN)/pdserve models fetch $(MODEL)
+	$(BIN)/python -m pytest -m "not ($(NOT_HERE))"
+
+check: install
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python scripts/proto.py --check
+	$(BIN)/python -m pytest -m "not ($(NOT_FAST))"
+
+fix: install
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+proto: install
+	$(BIN)/python scripts/proto.py
+
+bench: install
+	$(BIN)/pdserve models fetch $(MODEL)
+	$(BIN)/pdserve bench engine --model $(MODEL) --against transformers $(BENCH_ARGS)
+
+accept: install
+	$(BIN)/pdserve models fetch $(MODEL)
+	$(BIN)/python -m tests.accept $(ACCEPT_ARGS)
+
+lock: install
+	$(BIN)/python scripts/lock.py
+
+clean:
+	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find $(PACKAGES) scripts tests -name __pycache__ -type d -prune -exec rm -rf {} +
