@@ -1,0 +1,165 @@
+"""What a front tells its ranks' KV endpoints, and what they tell back: plain data, no I/O.
+
+The sender side names token ranges of a handoff, never blocks of the other node; each side knows its own
+block table, so a late or wrong message can not write into blocks that are not its own. A *peer* is the
+other node's incarnation: a node that was made anew is another peer.
+
+    front of P ── ConnectPeer, PushTokens, CancelSend ──> sender ranks
+    front of D ── AcceptPeer, ExpectHandoff, CancelReceive ──> receiver ranks
+    sender ranks ── PeerConnected, PeerLost, HandoffSent, HandoffFailed, SendDrained ──> front of P
+    receiver ranks ── PeerConnected, PeerLost, HandoffReceived, HandoffFailed, ReceiveDrained ──> front of D
+
+Every rank of a node gets every command and answers for itself; a rank that has nothing to send or to
+receive for a handoff (its heads come from a replica) answers at once all the same, so a front always waits for all its
+ranks.
+"""
+
+from dataclasses import dataclass
+
+from pdserve.core.kv_layout import BlockId, KvLayout
+from pdserve.core.request import HandoffId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peer:
+    """The other node as KV endpoints see it. ``addresses[r]`` is ``host:port`` of rank r's KV endpoint."""
+
+    peer_id: str
+    layout: KvLayout
+    transport: str
+    addresses: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectPeer:
+    """Sender side: make links to the receiver ranks that reshard names, and warm them in both directions."""
+
+    peer: Peer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AcceptPeer:
+    """Receiver side: links from this peer's ranks are welcome."""
+
+    peer: Peer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClosePeer:
+    """Either side: drop all links with this peer; its handoffs fail (HandoffFailed each)."""
+
+    peer_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpectHandoff:
+    """Receiver side: KV of tokens [0, num_tokens) will come from ``peer_id`` and belongs into ``blocks``."""
+
+    handoff: HandoffId
+    peer_id: str
+    num_tokens: int
+    blocks: tuple[BlockId, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PushTokens:
+    """Sender side: KV of tokens [start, stop) is computed; send it.
+
+    ``blocks`` is the sequence's block table up to ``stop`` or longer. Ranges of one handoff follow each
+    other without gaps from 0; all but the last end on a multiple of the exchange unit of the pair (the
+    greatest common divisor of both block sizes); ``last`` marks the end of the handoff.
+    """
+
+    handoff: HandoffId
+    peer_id: str
+    start: int
+    stop: int
+    blocks: tuple[BlockId, ...]
+    last: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CancelSend:
+    """Sender side: send nothing more of this handoff; answer SendDrained once no block of it is being read."""
+
+    handoff: HandoffId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CancelReceive:
+    """Receiver side: drop what still comes; answer ReceiveDrained once no block of it is being written."""
+
+    handoff: HandoffId
+
+
+KvCommand = (
+    ConnectPeer | AcceptPeer | ClosePeer | ExpectHandoff | PushTokens | CancelSend | CancelReceive
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerConnected:
+    """All links of this rank with the peer are up and warm."""
+
+    peer_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerLost:
+    """A link with the peer broke or could not be made; all are closed. Reconnecting is the front's decision."""
+
+    peer_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandoffSent:
+    """All pushes of the handoff up to ``last`` were delivered into the receivers' blocks."""
+
+    handoff: HandoffId
+    num_bytes: int  # payload bytes that this rank sent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandoffReceived:
+    """All KV of the handoff that this rank needs is in its blocks and may be read."""
+
+    handoff: HandoffId
+    num_bytes: int  # payload bytes that this rank received
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandoffFailed:
+    """The handoff can not be finished on this rank. ``kind`` is ``PdserveError.kind`` of the error.
+
+    Blocks may still be in use: the front cancels and waits for the drain before it frees them.
+    """
+
+    handoff: HandoffId
+    kind: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendDrained:
+    """No block of the handoff is read any more and none will be."""
+
+    handoff: HandoffId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReceiveDrained:
+    """No block of the handoff is written any more and none will be."""
+
+    handoff: HandoffId
+
+
+KvEvent = (
+    PeerConnected
+    | PeerLost
+    | HandoffSent
+    | HandoffReceived
+    | HandoffFailed
+    | SendDrained
+    | ReceiveDrained
+)

@@ -1,0 +1,165 @@
+"""Every error that pdserve raises on purpose, and what the client sees of it.
+
+    PdserveError                      HTTP  gRPC                 handled by
+    ├── InvalidRequestError           400   INVALID_ARGUMENT     router: answers the client, names the field
+    ├── NeverFitsError                400   INVALID_ARGUMENT     router: answers the client, says what fits
+    ├── UnknownModelError             404   NOT_FOUND            router
+    ├── QueueDeadlineError            408   DEADLINE_EXCEEDED    router: dropped before prefill
+    ├── OverloadedError               429   RESOURCE_EXHAUSTED   router: with Retry-After
+    ├── RequestAbortedError           499   CANCELLED            whoever holds the leg: frees what it owns
+    ├── NoNodeError                   503   UNAVAILABLE          router
+    ├── NodeLostError                 503   UNAVAILABLE          router: re-submits; the client sees it when no attempt is left
+    ├── PrefillFailedError            503   UNAVAILABLE          decode node: next alternate, then local, then the router
+    ├── TransferError                 503   UNAVAILABLE          decode node: like PrefillFailedError
+    │   ├── LinkDownError                                        the pair is remade, all its handoffs fail
+    │   ├── ChecksumError                                        the handoff fails
+    │   └── TransferTimeoutError                                 the pair is closed and remade
+    ├── HandshakeError                503   FAILED_PRECONDITION  the pair does not connect; logged with the cure
+    ├── RankError                     500   INTERNAL             node: ends whole
+    ├── ConfigError                   –     –                    command line: printed, exit status 2
+    ├── ModelFilesError               –     –                    command line: printed, exit status 2
+    │   ├── ModelNotFoundError
+    │   └── UnsupportedModelError
+    └── InternalError                 500   INTERNAL             outermost loop: traceback logged
+
+Owns the classes and the status of each; knows neither HTTP nor gRPC libraries.
+"""
+
+
+class PdserveError(Exception):
+    """Root of all errors raised on purpose. ``str()`` is fit to be shown to a client."""
+
+    http_status = 500
+    grpc_status = "INTERNAL"
+
+    @property
+    def kind(self) -> str:
+        """The class's name without ``Error`` in snake case: the ``type`` of an HTTP error body."""
+        name = type(self).__name__.removesuffix("Error")
+        return "".join(f"_{c.lower()}" if c.isupper() else c for c in name).lstrip("_") + "_error"
+
+
+class InvalidRequestError(PdserveError):
+    """A field of a request is wrong. The message names the field, what was got and what is allowed."""
+
+    http_status = 400
+    grpc_status = "INVALID_ARGUMENT"
+
+    def __init__(self, field: str, problem: str) -> None:
+        super().__init__(f"{field}: {problem}")
+        self.field = field
+
+
+class NeverFitsError(InvalidRequestError):
+    """The request could not be served even by an idle system; the message says what fits."""
+
+
+class UnknownModelError(PdserveError):
+    """The request names a model that is not served here."""
+
+    http_status = 404
+    grpc_status = "NOT_FOUND"
+
+    def __init__(self, model: str, served: str) -> None:
+        super().__init__(f"model: {model[:100]!r} is not served here; the served model is {served!r}")
+        self.field = "model"
+
+
+class QueueDeadlineError(PdserveError):
+    """The request waited longer than its class allows and was dropped before any prefill."""
+
+    http_status = 408
+    grpc_status = "DEADLINE_EXCEEDED"
+
+
+class OverloadedError(PdserveError):
+    """The queues are full or the decode pool has no head-room; try again after ``retry_after_s``."""
+
+    http_status = 429
+    grpc_status = "RESOURCE_EXHAUSTED"
+
+    def __init__(self, message: str, *, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class RequestAbortedError(PdserveError):
+    """The client or an operator ended the request."""
+
+    http_status = 499
+    grpc_status = "CANCELLED"
+
+
+class NoNodeError(PdserveError):
+    """No node of the needed role is ready."""
+
+    http_status = 503
+    grpc_status = "UNAVAILABLE"
+
+
+class NodeLostError(PdserveError):
+    """The session with the node that held the request broke."""
+
+    http_status = 503
+    grpc_status = "UNAVAILABLE"
+
+
+class PrefillFailedError(PdserveError):
+    """No prefill node of the route could do the prefill, and local prefill is not allowed."""
+
+    http_status = 503
+    grpc_status = "UNAVAILABLE"
+
+
+class TransferError(PdserveError):
+    """A KV transfer failed; the handoff it belonged to fails by name."""
+
+    http_status = 503
+    grpc_status = "UNAVAILABLE"
+
+
+class LinkDownError(TransferError):
+    """The connection between a sender rank and a receiver rank is gone."""
+
+
+class ChecksumError(TransferError):
+    """A frame arrived with other bytes than were sent."""
+
+
+class TransferTimeoutError(TransferError):
+    """A transfer's deadline passed; its pair is closed."""
+
+
+class HandshakeError(PdserveError):
+    """Two nodes do not fit together."""
+
+    http_status = 503
+    grpc_status = "FAILED_PRECONDITION"
+
+    def __init__(self, field: str, *, ours: object, theirs: object, cure: str) -> None:
+        super().__init__(f"handshake: {field} differs: here {ours!r}, there {theirs!r}; {cure}")
+        self.field = field
+
+
+class RankError(PdserveError):
+    """A rank process died, hung or reported a fatal error; its node ends whole."""
+
+
+class ConfigError(PdserveError):
+    """The cluster file or a command-line override is wrong; the message names the key."""
+
+
+class ModelFilesError(PdserveError):
+    """A model directory is incomplete or damaged; the message names the file or tensor."""
+
+
+class ModelNotFoundError(ModelFilesError):
+    """``model.source`` is neither a known name nor a directory; the message lists the known names."""
+
+
+class UnsupportedModelError(ModelFilesError):
+    """The model needs what pdserve does not have; the message names it and lists what is known."""
+
+
+class InternalError(PdserveError):
+    """A fault of ours; the traceback is in the log."""
