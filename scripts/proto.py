@@ -1,7 +1,7 @@
 """Generate pdserve/rpc/v1 from proto/pdserve/v1; with --check, only say whether it is fresh.
 
-protoc writes `from pdserve.v1 import x_pb2`, after the proto package. Ours live in `pdserve.rpc.v1`,
-so the import lines are rewritten; the names on the wire stay `pdserve.v1`.
+protoc writes `from pdserve.v1 import x_pb2`, after the proto package. Ours live in
+`pdserve.rpc.v1`, so the import lines are rewritten; the names on the wire stay `pdserve.v1`.
 """
 
 import argparse
