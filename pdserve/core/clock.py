@@ -5,7 +5,7 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Seconds on one process's monotonic clock; values of different processes are never subtracted."""
+    """Seconds on one process's monotonic clock; never subtracted from another process's."""
 
     def now_s(self) -> float: ...
 

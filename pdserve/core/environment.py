@@ -1,4 +1,6 @@
-"""The one file that reads the process environment. Everything else takes paths and values as arguments."""
+"""The one file that reads the process environment. Everything else takes paths and values as
+arguments.
+"""
 
 import os
 from pathlib import Path

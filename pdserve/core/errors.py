@@ -1,23 +1,23 @@
 """Every error that pdserve raises on purpose, and what the client sees of it.
 
     PdserveError                      HTTP  gRPC                 handled by
-    ├── InvalidRequestError           400   INVALID_ARGUMENT     router: answers the client, names the field
-    ├── NeverFitsError                400   INVALID_ARGUMENT     router: answers the client, says what fits
+    ├── InvalidRequestError           400   INVALID_ARGUMENT     router: names the field
+    ├── NeverFitsError                400   INVALID_ARGUMENT     router: says what fits
     ├── UnknownModelError             404   NOT_FOUND            router
     ├── QueueDeadlineError            408   DEADLINE_EXCEEDED    router: dropped before prefill
     ├── OverloadedError               429   RESOURCE_EXHAUSTED   router: with Retry-After
-    ├── RequestAbortedError           499   CANCELLED            whoever holds the leg: frees what it owns
+    ├── RequestAbortedError           499   CANCELLED            each owner frees
     ├── NoNodeError                   503   UNAVAILABLE          router
-    ├── NodeLostError                 503   UNAVAILABLE          router: re-submits; the client sees it when no attempt is left
-    ├── PrefillFailedError            503   UNAVAILABLE          decode node: next alternate, then local, then the router
-    ├── TransferError                 503   UNAVAILABLE          decode node: like PrefillFailedError
-    │   ├── LinkDownError                                        the pair is remade, all its handoffs fail
+    ├── NodeLostError                 503   UNAVAILABLE          router: re-submits
+    ├── PrefillFailedError            503   UNAVAILABLE          decode node: next of route
+    ├── TransferError                 503   UNAVAILABLE          decode node: likewise
+    │   ├── LinkDownError                                        the pair is remade
     │   ├── ChecksumError                                        the handoff fails
-    │   └── TransferTimeoutError                                 the pair is closed and remade
-    ├── HandshakeError                503   FAILED_PRECONDITION  the pair does not connect; logged with the cure
+    │   └── TransferTimeoutError                                 the pair is remade
+    ├── HandshakeError                503   FAILED_PRECONDITION  the pair stays apart
     ├── RankError                     500   INTERNAL             node: ends whole
-    ├── ConfigError                   –     –                    command line: printed, exit status 2
-    ├── ModelFilesError               –     –                    command line: printed, exit status 2
+    ├── ConfigError                   –     –                    command line: exit 2
+    ├── ModelFilesError               –     –                    command line: exit 2
     │   ├── ModelNotFoundError
     │   └── UnsupportedModelError
     └── InternalError                 500   INTERNAL             outermost loop: traceback logged
@@ -40,7 +40,7 @@ class PdserveError(Exception):
 
 
 class InvalidRequestError(PdserveError):
-    """A field of a request is wrong. The message names the field, what was got and what is allowed."""
+    """A field is wrong. The message names it, what was got and what is allowed."""
 
     http_status = 400
     grpc_status = "INVALID_ARGUMENT"
@@ -61,7 +61,9 @@ class UnknownModelError(PdserveError):
     grpc_status = "NOT_FOUND"
 
     def __init__(self, model: str, served: str) -> None:
-        super().__init__(f"model: {model[:100]!r} is not served here; the served model is {served!r}")
+        super().__init__(
+            f"model: {model[:100]!r} is not served here; the served model is {served!r}"
+        )
         self.field = "model"
 
 
@@ -73,7 +75,7 @@ class QueueDeadlineError(PdserveError):
 
 
 class OverloadedError(PdserveError):
-    """The queues are full or the decode pool has no head-room; try again after ``retry_after_s``."""
+    """Queues are full or decode has no head-room; try again after ``retry_after_s``."""
 
     http_status = 429
     grpc_status = "RESOURCE_EXHAUSTED"
@@ -154,7 +156,7 @@ class ModelFilesError(PdserveError):
 
 
 class ModelNotFoundError(ModelFilesError):
-    """``model.source`` is neither a known name nor a directory; the message lists the known names."""
+    """``model.source`` is neither a directory nor a known name; the message lists those."""
 
 
 class UnsupportedModelError(ModelFilesError):

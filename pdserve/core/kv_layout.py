@@ -1,8 +1,8 @@
 """How one node keeps its KV cache: which rank holds which heads, and the shape of a block.
 
-A rank's cache is one tensor ``[N, Hkv, L, 2, B, D]`` (blocks, local KV heads, layers, k/v, block size,
-head size). A block is one contiguous run over all layers, and so is any range of its heads. Blocks start
-on 512-byte borders. Pure arithmetic; no torch.
+A rank's cache is one tensor ``[N, Hkv, L, 2, B, D]`` (blocks, local KV heads, layers, k/v, block
+size, head size). A block is one contiguous run over all layers, and so is any range of its heads.
+Blocks start on 512-byte borders. Pure arithmetic; no torch.
 """
 
 from dataclasses import dataclass
@@ -33,12 +33,14 @@ class KvLayout:
         larger, smaller = sorted((self.tp_size, self.num_kv_heads), reverse=True)
         if larger % smaller:
             raise ConfigError(
-                f"tensor_parallel_size: {self.tp_size} ranks cannot share {self.num_kv_heads} KV heads "
-                f"evenly; use a divisor or a multiple of {self.num_kv_heads}"
+                f"tensor_parallel_size: {self.tp_size} ranks cannot share {self.num_kv_heads} "
+                f"KV heads evenly; use a divisor or a multiple of {self.num_kv_heads}"
             )
 
     def heads_of(self, rank: int) -> range:
-        """The model's KV heads that ``rank`` holds; with more ranks than heads, neighbours hold the same one."""
+        """The model's KV heads that ``rank`` holds; with more ranks than heads, neighbours hold the
+        same one.
+        """
         if self.tp_size >= self.num_kv_heads:
             head = rank * self.num_kv_heads // self.tp_size
             return range(head, head + 1)

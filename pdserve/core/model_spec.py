@@ -15,7 +15,9 @@ from pdserve.core.errors import ModelFilesError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeSpec:
-    """Rotary embedding. ``kind`` is ``default``, ``linear`` or ``llama3``; the rest scales the latter two."""
+    """Rotary embedding. ``kind`` is ``default``, ``linear`` or ``llama3``; the rest scales the
+    latter two.
+    """
 
     theta: float
     kind: str = "default"
@@ -47,11 +49,14 @@ class ModelSpec:
     mlp_bias: bool
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
-    fingerprint: str  # hex; equal only for the same config and the same weight files' names and sizes
+    fingerprint: (
+        str  # hex; equal only for the same config and the same weight files' names and sizes
+    )
 
 
 def read_model_spec(directory: Path) -> ModelSpec:
-    """Read ``config.json`` (and ``generation_config.json`` for the end tokens) of a model directory.
+    """Read ``config.json`` (and ``generation_config.json`` for the end tokens) of a model
+    directory.
 
     Raises ModelFilesError naming the file and the key that is missing or wrong.
     """
@@ -59,7 +64,9 @@ def read_model_spec(directory: Path) -> ModelSpec:
     try:
         return _parse(config, directory)
     except (KeyError, TypeError, ValueError) as error:
-        raise ModelFilesError(f"{directory / 'config.json'}: bad or missing key: {error}") from error
+        raise ModelFilesError(
+            f"{directory / 'config.json'}: bad or missing key: {error}"
+        ) from error
 
 
 def _parse(config: dict[str, Any], directory: Path) -> ModelSpec:
@@ -90,7 +97,8 @@ def _parse(config: dict[str, Any], directory: Path) -> ModelSpec:
 
 
 def _rope(config: dict[str, Any]) -> RopeSpec:
-    # transformers 5 nests everything under rope_parameters; earlier ones use rope_theta + rope_scaling.
+    # transformers 5 nests everything under rope_parameters; earlier ones use rope_theta +
+    # rope_scaling.
     scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
     theta = float(scaling.get("rope_theta") or config.get("rope_theta") or 10000.0)
     return RopeSpec(

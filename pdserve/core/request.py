@@ -1,9 +1,9 @@
 """What a client asks for and what it gets: immutable, plain, the same on every node.
 
 Owns the words ``request``, ``route``, sampling parameters and outputs. A request is named by
-``(request_id, attempt)``, both made by the router; a decode node numbers the prefill legs that it asks
-for, so that late news of an earlier leg can be told apart. Checks of client input live at the border
-(``router/validation.py``); the values here are taken as right.
+``(request_id, attempt)``, both made by the router; a decode node numbers the prefill legs that it
+asks for, so that late news of an earlier leg can be told apart. Checks of client input live at the
+border (``router/validation.py``); the values here are taken as right.
 """
 
 from dataclasses import dataclass
@@ -51,8 +51,8 @@ class SamplingParams:
     """How to choose tokens. The names and meanings are vLLM's; ``None`` is unset, never zero.
 
     Logits are changed in this order: ``logit_bias``, ends masked until ``min_tokens``, repetition,
-    frequency and presence penalties, temperature, then ``top_k``, ``top_p`` and ``min_p`` on what is left.
-    Log-probabilities are those of the raw logits.
+    frequency and presence penalties, temperature, then ``top_k``, ``top_p`` and ``min_p`` on what
+    is left. Log-probabilities are those of the raw logits.
     """
 
     max_tokens: int  # output tokens at most, >= 1
@@ -80,7 +80,7 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """Where a request goes: prefill alternates in order, then (if allowed) the decode node itself."""
+    """Where a request goes: prefill alternates in order, then, if allowed, the decode node."""
 
     decode_node: str
     prefill_nodes: tuple[str, ...]  # empty: prefill on the decode node
@@ -91,8 +91,8 @@ class Route:
 class Request:
     """One attempt at a request as the router hands it to a decode node.
 
-    ``token_ids[:prompt_len]`` is the client's prompt; what follows are output tokens that the client
-    already has (a retry). ``choices`` are the indices of the wanted continuations (``n``).
+    ``token_ids[:prompt_len]`` is the client's prompt; what follows are output tokens that the
+    client already has (a retry). ``choices`` are the indices of the wanted continuations (``n``).
     """
 
     request_id: str
@@ -110,7 +110,9 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenLogprobs:
-    """Natural log-probabilities at one position: the sampled token's and the ``top`` most likely ones'."""
+    """Natural log-probabilities at one position: the sampled token's and the ``top`` most likely
+    ones'.
+    """
 
     logprob: float
     top: tuple[tuple[int, float], ...] = ()  # (token id, log-probability), best first
@@ -120,8 +122,8 @@ class TokenLogprobs:
 class TokenOutput:
     """New tokens of one choice. ``index`` is the number of output tokens before the first of these.
 
-    ``logprobs`` is empty or as long as ``token_ids``. ``stop_token_id`` is the end token that ended the
-    choice; it is the last of ``token_ids`` then.
+    ``logprobs`` is empty or as long as ``token_ids``. ``stop_token_id`` is the end token that
+    ended the choice; it is the last of ``token_ids`` then.
     """
 
     request_id: str
@@ -140,7 +142,9 @@ class TokenOutput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestFailure:
-    """A leg ended without its answer. ``kind`` is ``PdserveError.kind`` of the error; the message is fit for the client."""
+    """A leg ended without its answer. ``kind`` is ``PdserveError.kind`` of the error; the message
+    is fit for the client.
+    """
 
     request_id: str
     attempt: int

@@ -1,8 +1,8 @@
 """One step's work as plain data: a delta to what the ranks hold, and what comes back.
 
-The front plans; every rank receives the same batch; ranks never decide. Prefill and decode differ only
-in chunk length. Within a batch the order is: ``left`` slots are cleared, ``joined`` slots are set up,
-``copies`` are done, then all chunks run as one forward.
+The front plans; every rank receives the same batch; ranks never decide. Prefill and decode differ
+only in chunk length. Within a batch the order is: ``left`` slots are cleared, ``joined`` slots are
+set up, ``copies`` are done, then all chunks run as one forward.
 """
 
 from dataclasses import dataclass
@@ -23,8 +23,8 @@ class Carried:
 class Joined:
     """A sequence that the ranks have not held before this step, or hold again.
 
-    ``history`` is filled only where ``sampling.needs_history``: the tokens so far, of which the first
-    ``prompt_len`` are the prompt and the rest output. ``end_token_ids`` are masked until
+    ``history`` is filled only where ``sampling.needs_history``: the tokens so far, of which the
+    first ``prompt_len`` are the prompt and the rest output. ``end_token_ids`` are masked until
     ``sampling.min_tokens`` output tokens exist. A chunk with ``num_samples`` n samples for
     ``choices[:n]``; a decoding sequence has one choice.
     """
@@ -82,7 +82,9 @@ class Batch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampled:
-    """What one sampling chunk gave: a token for each of its choices. ``logprobs`` is empty or as long."""
+    """What one sampling chunk gave: a token for each of its choices. ``logprobs`` is empty or as
+    long.
+    """
 
     tokens: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...] = ()
@@ -90,7 +92,7 @@ class Sampled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOutput:
-    """One ``Sampled`` for each chunk of the batch with ``num_samples`` > 0, in the chunks' order."""
+    """One ``Sampled`` for each chunk with ``num_samples`` > 0, in the chunks' order."""
 
     step: int
     sampled: tuple[Sampled, ...]

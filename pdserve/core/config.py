@@ -1,0 +1,273 @@
+"""The cluster file as frozen dataclasses: one class per section, one field per key, all defaults
+here.
+
+Nothing writes to a config later. A value out of range raises ConfigError naming the key, what was
+got and what is allowed. Reading the file is ``config_file.py``; checks that need the model or the
+hardware are made where those are known.
+"""
+
+import difflib
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pdserve.core.errors import ConfigError
+from pdserve.core.kv_layout import DTYPE_BYTES
+
+FIRST_USER_PORT, LAST_PORT = 1024, 65535
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """What is served."""
+
+    source: str = "smollm2-135m-instruct"  # a name of `pdserve models`, or a Hugging Face directory
+    served_name: str | None = None  # what clients call it; default: the source's last path part
+    dtype: str = "float32"
+    max_model_len: int | None = None  # prompt + output tokens; default: what model and caches allow
+    load_format: str = "auto"  # auto: safetensors; dummy: random weights of the given config.json
+
+    def __post_init__(self) -> None:
+        _one_of("model.dtype", self.dtype, tuple(DTYPE_BYTES))
+        _one_of("model.load_format", self.load_format, ("auto", "dummy"))
+        if self.max_model_len is not None:
+            _at_least("model.max_model_len", self.max_model_len, 2)
+
+    @property
+    def name(self) -> str:
+        """What clients call the model."""
+        return self.served_name or Path(self.source).name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RayConfig:
+    """Where Ray comes from."""
+
+    address: str = "local"  # local: a private Ray; auto or ray://host:port: an existing cluster
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkConfig:
+    """Where nodes listen for each other."""
+
+    host: str = "127.0.0.1"  # address nodes bind and announce; on several hosts an interface's
+    interface: str | None = None  # name of a network interface; its address replaces `host`
+    port_range: tuple[int, int] | None = None  # inclusive; default: the system picks
+
+    def __post_init__(self) -> None:
+        if self.port_range is not None:
+            low, high = self.port_range
+            if not FIRST_USER_PORT <= low <= high <= LAST_PORT:
+                raise ConfigError(
+                    f"network.port_range: [{low}, {high}] is not an ascending pair in 1024..65535"
+                )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResourcesConfig:
+    """What each rank asks Ray for."""
+
+    num_cpus: float = 1.0
+    num_gpus: float = 0.0
+
+    def __post_init__(self) -> None:
+        _at_least("resources.num_cpus", self.num_cpus, 0)
+        _at_least("resources.num_gpus", self.num_gpus, 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillConfig:
+    """The prefill pool."""
+
+    replicas: int = 1  # nodes; 0: decode nodes prefill locally
+    tensor_parallel_size: int = 1
+    resources: ResourcesConfig = field(default_factory=ResourcesConfig)
+    device: str = "auto"  # auto: cuda where ranks have GPUs, else cpu
+    num_threads: int = 1  # compute threads of each rank on a CPU
+    max_num_batched_tokens: int = 2048  # prompt tokens of one step
+    max_num_seqs: int = 64  # prompts in work at once
+    gpu_memory_utilization: float = 0.9
+    kv_cache_bytes: int = 1 << 30  # per rank on a CPU; on a GPU the memory left decides
+    block_size: int | None = None  # default: kv_cache.block_size
+    attention_backend: str = "auto"
+    overtake_s: float = 2.0  # how long a prompt of the next shorter class may overtake
+
+    def __post_init__(self) -> None:
+        _check_pool("prefill", self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeConfig:
+    """The decode pool."""
+
+    replicas: int = 1
+    tensor_parallel_size: int = 1
+    resources: ResourcesConfig = field(default_factory=ResourcesConfig)
+    device: str = "auto"
+    num_threads: int = 1
+    max_num_batched_tokens: int = (
+        512  # tokens of one step: decodes and local prefill chunks together
+    )
+    max_num_seqs: int = 256  # sequences decoding at once
+    gpu_memory_utilization: float = 0.9
+    kv_cache_bytes: int = 1 << 30
+    block_size: int | None = None
+    attention_backend: str = "auto"
+    local_prefill_tokens: int = 256  # prompt tokens a step spends on requests routed here; 0: none
+    fallback_chunk: int = 128  # prompt tokens a step spends on fallbacks and recomputes
+    headroom_tokens: int = 64  # output tokens a request reserves blocks for before its prefill
+
+    def __post_init__(self) -> None:
+        _check_pool("decode", self)
+        if self.replicas < 1:
+            raise ConfigError(f"decode.replicas: got {self.replicas}, allowed are 1 and more")
+        _at_least("decode.local_prefill_tokens", self.local_prefill_tokens, 0)
+        _at_least("decode.fallback_chunk", self.fallback_chunk, 1)
+        _at_least("decode.headroom_tokens", self.headroom_tokens, 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvCacheConfig:
+    """How KV is kept."""
+
+    block_size: int = 16  # token positions of a block
+    dtype: str = "auto"  # auto: the model's
+
+    def __post_init__(self) -> None:
+        _one_of("kv_cache.dtype", self.dtype, ("auto", *DTYPE_BYTES))
+        _at_least("kv_cache.block_size", self.block_size, 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvTransferConfig:
+    """How KV moves between nodes."""
+
+    transport: str = "auto"  # auto, grpc, gloo, nccl
+    frame_bytes: int = 2 << 20  # payload of one message; 1 to 4 MiB is fastest over gRPC
+    staging_bytes: int = 16 << 20  # per link and direction, process-group transports
+    timeout_s: float = 30.0  # for one operation; then the pair is closed and remade
+
+    def __post_init__(self) -> None:
+        _one_of("kv_transfer.transport", self.transport, ("auto", "grpc", "gloo", "nccl"))
+        if not 1 << 16 <= self.frame_bytes <= 16 << 20:
+            raise ConfigError(
+                f"kv_transfer.frame_bytes: got {self.frame_bytes}, allowed are 65536 to 16777216"
+            )
+        _at_least("kv_transfer.staging_bytes", self.staging_bytes, self.frame_bytes)
+        _above("kv_transfer.timeout_s", self.timeout_s, 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptClass:
+    """Prompts shorter than ``below`` tokens that no earlier class took."""
+
+    name: str
+    below: int | None = None  # None: no bound (the last class)
+    prefill_nodes: tuple[str, ...] = ()  # names such as prefill-0; none: all
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimitsConfig:
+    """What the router lets in."""
+
+    max_queued_requests: int = 1024  # accepted and not yet finished
+    max_body_bytes: int = 16 << 20
+    max_n: int = 16  # choices of one request
+    max_prompts: int = 256  # prompts of one batch
+    client_stall_s: float = 60.0  # a client that reads nothing for so long is dropped
+    request_timeout_s: float = 600.0  # from arrival to last token
+
+    def __post_init__(self) -> None:
+        for key in ("max_queued_requests", "max_body_bytes", "max_n", "max_prompts"):
+            _at_least(f"router.limits.{key}", getattr(self, key), 1)
+        for key in ("client_stall_s", "request_timeout_s"):
+            _above(f"router.limits.{key}", getattr(self, key), 0)
+
+
+_DEFAULT_CLASSES = (
+    PromptClass(name="short", below=128),
+    PromptClass(name="medium", below=2048),
+    PromptClass(name="long"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterConfig:
+    """The front door."""
+
+    host: str = "127.0.0.1"
+    http_port: int = 8000  # 0: the system picks
+    grpc_port: int = 8001
+    policy: str = "length"
+    classes: tuple[PromptClass, ...] = _DEFAULT_CLASSES
+    local_prefill_below: int = 128  # shorter prompts are prefilled on the decode node; 0: none are
+    limits: LimitsConfig = field(default_factory=LimitsConfig)
+
+    def __post_init__(self) -> None:
+        for key in ("http_port", "grpc_port"):
+            if not 0 <= getattr(self, key) <= LAST_PORT:
+                raise ConfigError(f"router.{key}: got {getattr(self, key)}, allowed are 0 to 65535")
+        _at_least("router.local_prefill_below", self.local_prefill_below, 0)
+        _check_classes(self.classes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterConfig:
+    """The whole cluster file."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    ray: RayConfig = field(default_factory=RayConfig)
+    network: NetworkConfig = field(default_factory=NetworkConfig)
+    prefill: PrefillConfig = field(default_factory=PrefillConfig)
+    decode: DecodeConfig = field(default_factory=DecodeConfig)
+    kv_cache: KvCacheConfig = field(default_factory=KvCacheConfig)
+    kv_transfer: KvTransferConfig = field(default_factory=KvTransferConfig)
+    router: RouterConfig = field(default_factory=RouterConfig)
+
+    @property
+    def kv_dtype(self) -> str:
+        return self.model.dtype if self.kv_cache.dtype == "auto" else self.kv_cache.dtype
+
+
+def _one_of(key: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        near = difflib.get_close_matches(value, allowed, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise ConfigError(f"{key}: got {value!r}, allowed are {', '.join(allowed)}{hint}")
+
+
+def _at_least(key: str, value: float, least: float) -> None:
+    if value < least:
+        raise ConfigError(f"{key}: got {value}, allowed are {least} and more")
+
+
+def _above(key: str, value: float, bound: float) -> None:
+    if value <= bound:
+        raise ConfigError(f"{key}: got {value}, it must be more than {bound}")
+
+
+def _check_pool(section: str, pool: PrefillConfig | DecodeConfig) -> None:
+    _at_least(f"{section}.replicas", pool.replicas, 0)
+    _at_least(f"{section}.tensor_parallel_size", pool.tensor_parallel_size, 1)
+    _at_least(f"{section}.num_threads", pool.num_threads, 1)
+    _at_least(f"{section}.max_num_batched_tokens", pool.max_num_batched_tokens, 1)
+    _at_least(f"{section}.max_num_seqs", pool.max_num_seqs, 1)
+    _at_least(f"{section}.kv_cache_bytes", pool.kv_cache_bytes, 1)
+    if pool.block_size is not None:
+        _at_least(f"{section}.block_size", pool.block_size, 1)
+    _one_of(f"{section}.device", pool.device, ("auto", "cpu", "cuda"))
+    if not 0 < pool.gpu_memory_utilization <= 1:
+        raise ConfigError(
+            f"{section}.gpu_memory_utilization: got {pool.gpu_memory_utilization}, "
+            "allowed are numbers above 0, at most 1"
+        )
+
+
+def _check_classes(classes: tuple[PromptClass, ...]) -> None:
+    if not classes or classes[-1].below is not None:
+        raise ConfigError(
+            "router.classes: the last class must have no `below`, so that every prompt fits one"
+        )
+    bounds = [c.below for c in classes[:-1]]
+    given = [bound for bound in bounds if bound is not None]
+    if given != bounds or sorted(set(given)) != given:
+        raise ConfigError(f"router.classes: `below` must be given and ascend, got {bounds}")

@@ -1,0 +1,190 @@
+"""The one place where core types and session messages turn into each other. Values are plain
+copies.
+
+Public API messages have their own converter beside the server that speaks them
+(``router/grpc_messages.py``), since their defaults are the router's business.
+"""
+
+from pdserve.core.request import (
+    FinishReason,
+    HandoffId,
+    Request,
+    RequestFailure,
+    Route,
+    RouteTaken,
+    SamplingParams,
+    TokenLogprobs,
+    TokenOutput,
+)
+from pdserve.core.timeline import Stage, Timeline
+from pdserve.rpc.v1 import inference_pb2, session_pb2
+
+
+def sampling_to_proto(sampling: SamplingParams) -> session_pb2.NodeSampling:
+    return session_pb2.NodeSampling(
+        max_tokens=sampling.max_tokens,
+        min_tokens=sampling.min_tokens,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        min_p=sampling.min_p,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        repetition_penalty=sampling.repetition_penalty,
+        logit_bias_ids=[token_id for token_id, _ in sampling.logit_bias],
+        logit_bias_values=[bias for _, bias in sampling.logit_bias],
+        seed=sampling.seed,
+        stop_token_ids=sampling.stop_token_ids,
+        ignore_eos=sampling.ignore_eos,
+        logprobs=sampling.logprobs,
+    )
+
+
+def sampling_from_proto(message: session_pb2.NodeSampling) -> SamplingParams:
+    return SamplingParams(
+        max_tokens=message.max_tokens,
+        min_tokens=message.min_tokens,
+        temperature=message.temperature,
+        top_p=message.top_p,
+        top_k=message.top_k if message.HasField("top_k") else None,
+        min_p=message.min_p,
+        presence_penalty=message.presence_penalty,
+        frequency_penalty=message.frequency_penalty,
+        repetition_penalty=message.repetition_penalty,
+        logit_bias=tuple(zip(message.logit_bias_ids, message.logit_bias_values, strict=True)),
+        seed=message.seed,
+        stop_token_ids=tuple(message.stop_token_ids),
+        ignore_eos=message.ignore_eos,
+        logprobs=message.logprobs if message.HasField("logprobs") else None,
+    )
+
+
+def request_to_proto(request: Request) -> session_pb2.NodeRequest:
+    route = session_pb2.Route(
+        decode_node=request.route.decode_node,
+        prefill_nodes=request.route.prefill_nodes,
+        local_allowed=request.route.local_allowed,
+    )
+    return session_pb2.NodeRequest(
+        request_id=request.request_id,
+        attempt=request.attempt,
+        token_ids=request.token_ids,
+        prompt_len=request.prompt_len,
+        choices=request.choices,
+        sampling=sampling_to_proto(request.sampling),
+        route=route,
+    )
+
+
+def request_from_proto(message: session_pb2.NodeRequest) -> Request:
+    route = Route(
+        decode_node=message.route.decode_node,
+        prefill_nodes=tuple(message.route.prefill_nodes),
+        local_allowed=message.route.local_allowed,
+    )
+    return Request(
+        request_id=message.request_id,
+        attempt=message.attempt,
+        token_ids=tuple(message.token_ids),
+        prompt_len=message.prompt_len,
+        choices=tuple(message.choices),
+        sampling=sampling_from_proto(message.sampling),
+        route=route,
+    )
+
+
+def logprobs_to_proto(logprobs: TokenLogprobs) -> session_pb2.TokenLogprobs:
+    return session_pb2.TokenLogprobs(
+        logprob=logprobs.logprob,
+        top_ids=[token_id for token_id, _ in logprobs.top],
+        top_logprobs=[logprob for _, logprob in logprobs.top],
+    )
+
+
+def logprobs_from_proto(message: session_pb2.TokenLogprobs) -> TokenLogprobs:
+    top = tuple(zip(message.top_ids, message.top_logprobs, strict=True))
+    return TokenLogprobs(logprob=message.logprob, top=top)
+
+
+def output_to_proto(output: TokenOutput) -> session_pb2.TokenOutput:
+    return session_pb2.TokenOutput(
+        request_id=output.request_id,
+        attempt=output.attempt,
+        choice=output.choice,
+        index=output.index,
+        token_ids=output.token_ids,
+        logprobs=[logprobs_to_proto(item) for item in output.logprobs],
+        finish_reason=output.finish_reason or "",
+        stop_token_id=output.stop_token_id,
+    )
+
+
+def output_from_proto(message: session_pb2.TokenOutput) -> TokenOutput:
+    return TokenOutput(
+        request_id=message.request_id,
+        attempt=message.attempt,
+        choice=message.choice,
+        index=message.index,
+        token_ids=tuple(message.token_ids),
+        logprobs=tuple(logprobs_from_proto(item) for item in message.logprobs),
+        finish_reason=FinishReason(message.finish_reason) if message.finish_reason else None,
+        stop_token_id=message.stop_token_id if message.HasField("stop_token_id") else None,
+    )
+
+
+def failure_to_proto(failure: RequestFailure) -> session_pb2.RequestFailure:
+    return session_pb2.RequestFailure(
+        request_id=failure.request_id,
+        attempt=failure.attempt,
+        kind=failure.kind,
+        message=failure.message,
+        retryable=failure.retryable,
+    )
+
+
+def failure_from_proto(message: session_pb2.RequestFailure) -> RequestFailure:
+    return RequestFailure(
+        request_id=message.request_id,
+        attempt=message.attempt,
+        kind=message.kind,
+        message=message.message,
+        retryable=message.retryable,
+    )
+
+
+def timeline_to_proto(timeline: Timeline) -> inference_pb2.Timeline:
+    stages = [
+        inference_pb2.Stage(name=stage.name, node=stage.node, duration_s=stage.duration_s)
+        for stage in timeline.stages
+    ]
+    return inference_pb2.Timeline(
+        route=timeline.route,
+        stages=stages,
+        kv_bytes=timeline.kv_bytes,
+        transport=timeline.transport or "",
+        num_preemptions=timeline.num_preemptions,
+    )
+
+
+def timeline_from_proto(message: inference_pb2.Timeline) -> Timeline:
+    stages = tuple(
+        Stage(name=stage.name, node=stage.node, duration_s=stage.duration_s)
+        for stage in message.stages
+    )
+    return Timeline(
+        route=RouteTaken(message.route),
+        stages=stages,
+        kv_bytes=message.kv_bytes,
+        transport=message.transport or None,
+        num_preemptions=message.num_preemptions,
+    )
+
+
+def handoff_to_proto(handoff: HandoffId) -> session_pb2.HandoffKey:
+    return session_pb2.HandoffKey(
+        request_id=handoff.request_id, attempt=handoff.attempt, leg=handoff.leg
+    )
+
+
+def handoff_from_proto(message: session_pb2.HandoffKey) -> HandoffId:
+    return HandoffId(message.request_id, message.attempt, message.leg)
