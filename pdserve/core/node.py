@@ -1,0 +1,53 @@
+"""What a node is told when it starts, and how others find it.
+
+A node is one TP group with its front. Each start of a node is another *incarnation*: its id names the
+node to peers, so that nothing of a dead incarnation can be taken for the living one's.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from pdserve.core.config import DecodeConfig, KvTransferConfig, PrefillConfig
+from pdserve.core.model_spec import ModelSpec
+
+
+class Role(StrEnum):
+    """What a node is for."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeAddress:
+    """Where a node's gRPC server listens."""
+
+    name: str
+    role: Role
+    incarnation: str
+    address: str  # host:port
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeSpec:
+    """Everything a front needs. ``pool`` is the pool's section of the cluster file.
+
+    ``transport`` is never ``auto`` here. ``max_model_len`` bounds prompt and output of one sequence;
+    None: the model's own bound. Either way the node's KV cache bounds it too.
+    """
+
+    name: str
+    role: Role
+    incarnation: str
+    host: str
+    port_range: tuple[int, int] | None
+    model: ModelSpec
+    dtype: str
+    kv_dtype: str
+    block_size: int
+    max_model_len: int | None
+    pool: PrefillConfig | DecodeConfig
+    prompt_classes: tuple[int, ...]  # ascending upper bounds of the prompt classes but the last
+    kv_transfer: KvTransferConfig
+    transport: str
+    depth: int  # steps in flight
