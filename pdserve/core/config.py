@@ -115,6 +115,7 @@ class DecodeConfig:
     local_prefill_tokens: int = 256  # prompt tokens a step spends on requests routed here; 0: none
     fallback_chunk: int = 128  # prompt tokens a step spends on fallbacks and recomputes
     headroom_tokens: int = 64  # output tokens a request reserves blocks for before its prefill
+    overtake_s: float = 2.0  # how long others may pass a request that waits for many blocks
 
     def __post_init__(self) -> None:
         _check_pool("decode", self)

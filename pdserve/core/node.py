@@ -1,7 +1,7 @@
 """What a node is told when it starts, and how others find it.
 
-A node is one TP group with its front. Each start of a node is another *incarnation*: its id names the
-node to peers, so that nothing of a dead incarnation can be taken for the living one's.
+A node is one TP group with its front. Each start of a node is another *incarnation*: its id names
+the node to peers, so that nothing of a dead incarnation can be taken for the living one's.
 """
 
 from dataclasses import dataclass
@@ -32,7 +32,8 @@ class NodeAddress:
 class NodeSpec:
     """Everything a front needs. ``pool`` is the pool's section of the cluster file.
 
-    ``transport`` is never ``auto`` here. ``max_model_len`` bounds prompt and output of one sequence;
+    ``transport`` is never ``auto`` here. ``max_model_len`` bounds prompt and output of one
+    sequence;
     None: the model's own bound. Either way the node's KV cache bounds it too.
     """
 

@@ -248,16 +248,18 @@ class WatchMessage(_message.Message):
     def __init__(self, welcome: _Optional[_Union[NodeWelcome, _Mapping]] = ..., status: _Optional[_Union[NodeStatus, _Mapping]] = ...) -> None: ...
 
 class PrefillRequest(_message.Message):
-    __slots__ = ("hello", "prefill", "abort", "heartbeat")
+    __slots__ = ("hello", "prefill", "abort", "heartbeat", "links_welcome")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     PREFILL_FIELD_NUMBER: _ClassVar[int]
     ABORT_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    LINKS_WELCOME_FIELD_NUMBER: _ClassVar[int]
     hello: CompatibilityRecord
     prefill: PrefillTask
     abort: HandoffKey
     heartbeat: Heartbeat
-    def __init__(self, hello: _Optional[_Union[CompatibilityRecord, _Mapping]] = ..., prefill: _Optional[_Union[PrefillTask, _Mapping]] = ..., abort: _Optional[_Union[HandoffKey, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ...) -> None: ...
+    links_welcome: LinksWelcome
+    def __init__(self, hello: _Optional[_Union[CompatibilityRecord, _Mapping]] = ..., prefill: _Optional[_Union[PrefillTask, _Mapping]] = ..., abort: _Optional[_Union[HandoffKey, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., links_welcome: _Optional[_Union[LinksWelcome, _Mapping]] = ...) -> None: ...
 
 class PrefillMessage(_message.Message):
     __slots__ = ("welcome", "links_ready", "outputs", "status")
@@ -360,6 +362,10 @@ class PrefillFailure(_message.Message):
     kind: str
     message: str
     def __init__(self, handoff: _Optional[_Union[HandoffKey, _Mapping]] = ..., kind: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
+
+class LinksWelcome(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class LinksReady(_message.Message):
     __slots__ = ()

@@ -1,0 +1,43 @@
+"""What a decode node's scheduler has decided or learned, for the node to act on."""
+
+from dataclasses import dataclass
+
+from pdserve.core.request import FinishReason, TokenLogprobs
+from pdserve.engine.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Admitted:
+    """Blocks are reserved: have the prompt prefilled by the sequence's route."""
+
+    sequence: Sequence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewToken:
+    """One more token of a sequence; with ``finish_reason`` it is the last and the sequence is over."""
+
+    sequence: Sequence
+    token_id: int
+    index: int  # output tokens before it
+    logprobs: TokenLogprobs | None
+    finish_reason: FinishReason | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forked:
+    """The choices of ``parent`` go on as ``children``."""
+
+    parent: Sequence
+    children: tuple[Sequence, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replaced:
+    """``old`` is over for want of blocks and goes on as ``new``, which wait."""
+
+    old: Sequence
+    new: tuple[Sequence, ...]
+
+
+Event = Admitted | NewToken | Forked | Replaced

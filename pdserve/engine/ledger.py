@@ -1,0 +1,202 @@
+"""Who holds which blocks and slots on one node, and the deltas that tell the ranks.
+
+Both schedulers decide with it; it is the only place where blocks are freed. A released sequence
+keeps its blocks until every step in flight that touches it has retired and no handoff reads or
+writes them.
+"""
+
+from collections import deque
+from collections.abc import Sequence as Run
+from dataclasses import dataclass
+
+from pdserve.core.kv_layout import BlockId
+from pdserve.engine.batch import Batch, BlockCopy, Carried, Chunk, Joined, Slot
+from pdserve.engine.block_pool import BlockPool
+from pdserve.engine.sequence import Sequence
+
+CARRIED = Carried()
+
+
+@dataclass(slots=True)
+class _InFlight:
+    step: int
+    sequences: list[Sequence]  # one for each chunk
+    copied: list[BlockId]  # sources of copies: kept until the step retires
+
+
+class Ledger:
+    """Blocks and slots of one node. ``num_slots`` sequences can be resident on the ranks."""
+
+    def __init__(self, *, num_blocks: int, block_size: int, num_slots: int) -> None:
+        self.pool = BlockPool(num_blocks)
+        self.block_size = block_size
+        self._free_slots = [Slot(i) for i in reversed(range(num_slots))]
+        self._joined: dict[Slot, Sequence] = {}
+        self._left: list[Slot] = []
+        self._copies: list[BlockCopy] = []
+        self._in_flight: deque[_InFlight] = deque()
+        self._next_step = 0
+        self.num_draining_blocks = 0
+
+    @property
+    def num_free_slots(self) -> int:
+        return len(self._free_slots)
+
+    @property
+    def max_tokens(self) -> int:
+        """Tokens of one sequence that alone would fill the cache."""
+        return self.pool.num_blocks * self.block_size
+
+    def num_blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)
+
+    def reserve(self, sequence: Sequence, num_tokens: int) -> bool:
+        """Give the sequence blocks for ``num_tokens`` tokens in all.
+
+        False, and nothing changed, if too few are free.
+        """
+        assert not sequence.over
+        missing = self.num_blocks_for(num_tokens) - len(sequence.blocks)
+        if missing > self.pool.num_free:
+            return False
+        if missing > 0:
+            sequence.blocks += self.pool.allocate(missing)
+        return True
+
+    def enter(self, sequence: Sequence) -> None:
+        """Give the sequence a slot; the next batch tells the ranks."""
+        assert sequence.slot is None
+        sequence.slot = self._free_slots.pop()
+        self._joined[sequence.slot] = sequence
+
+    def leave(self, sequence: Sequence) -> None:
+        """Take the slot back; its next holder may join in the same batch."""
+        if sequence.slot is None:
+            return
+        if self._joined.pop(sequence.slot, None) is None:
+            self._left.append(sequence.slot)
+        self._free_slots.append(sequence.slot)
+        sequence.slot = None
+
+    def chunk(self, sequence: Sequence, length: int, num_samples: int) -> Chunk:
+        """Plan the sequence's next ``length`` positions; its blocks are reserved."""
+        start, stop = sequence.num_planned, sequence.num_planned + length
+        assert sequence.slot is not None
+        assert stop <= len(sequence.blocks) * self.block_size
+        known = sequence.token_ids[start:stop]
+        assert known or length == 1
+        if sequence.slot in self._joined:  # the join carries the whole table
+            sequence.num_known_blocks = len(sequence.blocks)
+        new_blocks = tuple(sequence.blocks[sequence.num_known_blocks :])
+        sequence.num_known_blocks = len(sequence.blocks)
+        sequence.num_planned = stop
+        return Chunk(
+            slot=sequence.slot,
+            start=start,
+            tokens=tuple(known) if known else CARRIED,
+            new_blocks=new_blocks,
+            num_samples=num_samples,
+        )
+
+    def fork(self, parent: Sequence, child: Sequence) -> bool:
+        """Let the child share the parent's KV of the prompt; a partly filled last block is copied.
+
+        False, and nothing changed, if no block is free for the copy.
+        """
+        num_full, remainder = divmod(parent.num_prompt, self.block_size)
+        if remainder and not self.pool.num_free:
+            return False
+        shared = parent.blocks[:num_full]
+        self.pool.share(shared)
+        child.blocks = list(shared)
+        if remainder:
+            source = parent.blocks[num_full]
+            (destination,) = self.pool.allocate(1)
+            # Both ends are held by the copy itself until its step has retired.
+            self.pool.share([source, destination])
+            self._copies.append(BlockCopy(source=source, destination=destination))
+            child.blocks.append(destination)
+        child.num_planned = parent.num_prompt
+        return True
+
+    def batch(self, chunks: list[Chunk], sequences: list[Sequence]) -> Batch | None:
+        """The next step, with all that the ranks have not been told yet; None if nothing runs."""
+        if not chunks:
+            return None
+        batch = Batch(
+            step=self._next_step,
+            joined=tuple(_join(sequence) for sequence in self._joined.values()),
+            left=tuple(self._left),
+            copies=tuple(self._copies),
+            chunks=tuple(chunks),
+        )
+        for sequence in self._joined.values():
+            sequence.num_known_blocks = len(sequence.blocks)
+        copied = [block for copy in self._copies for block in (copy.source, copy.destination)]
+        self._in_flight.append(_InFlight(batch.step, sequences, copied))
+        for sequence in sequences:
+            sequence.num_in_flight += 1
+        self._joined, self._left, self._copies = {}, [], []
+        self._next_step += 1
+        return batch
+
+    def retire(self, batch: Batch) -> Run[Sequence]:
+        """The oldest step in flight is done; returns the sequence of each chunk."""
+        step = self._in_flight.popleft()
+        assert step.step == batch.step, f"step {batch.step} retired, {step.step} expected"
+        self.pool.free(step.copied)
+        for sequence in step.sequences:
+            sequence.num_in_flight -= 1
+            self._settle(sequence)
+        return step.sequences
+
+    def begin_transfer(self, sequence: Sequence) -> None:
+        """From now on a handoff may read or write the sequence's blocks."""
+        assert not sequence.in_transfer
+        sequence.in_transfer = True
+
+    def end_transfer(self, sequence: Sequence) -> None:
+        """No handoff touches the sequence's blocks any more."""
+        sequence.in_transfer = False
+        self._settle(sequence)
+
+    def release(self, sequence: Sequence) -> None:
+        """The sequence is over here: slot back now, blocks as soon as nothing touches them."""
+        if sequence.released:
+            return
+        sequence.over = sequence.released = True
+        self.leave(sequence)
+        self.num_draining_blocks += len(sequence.blocks)
+        self._settle(sequence)
+
+    def _settle(self, sequence: Sequence) -> None:
+        if not sequence.released or sequence.num_in_flight or sequence.in_transfer:
+            return
+        self.num_draining_blocks -= len(sequence.blocks)
+        self.pool.free(sequence.blocks)
+        sequence.blocks = []
+        self._drop_pointless_copies()
+
+    def _drop_pointless_copies(self) -> None:
+        """A fork that is over before its copy was planned needs it no more."""
+        kept = []
+        for copy in self._copies:
+            if self.pool.num_owners(copy.destination) > 1:
+                kept.append(copy)
+            else:
+                self.pool.free([copy.source, copy.destination])
+        self._copies = kept
+
+
+def _join(sequence: Sequence) -> Joined:
+    assert sequence.slot is not None
+    sampling = sequence.sampling
+    return Joined(
+        slot=sequence.slot,
+        sampling=sampling,
+        choices=sequence.choices,
+        end_token_ids=sequence.end_token_ids,
+        prompt_len=sequence.prompt_len,
+        history=tuple(sequence.token_ids) if sampling.needs_history else (),
+        blocks=tuple(sequence.blocks),
+    )

@@ -1,0 +1,87 @@
+"""A sequence: the tokens of one request (or one of its choices) on one node, for one life.
+
+A sequence is reserved, computed and released once. What is preempted, withdrawn or retried goes on
+as a new sequence (``again``) with the tokens so far, so that late news of the old life meets an
+object that is already over.
+"""
+
+from collections.abc import Sequence as Run
+from dataclasses import dataclass, field
+
+from pdserve.core.kv_layout import BlockId
+from pdserve.core.request import FinishReason, RequestKey, SamplingParams
+from pdserve.engine.batch import Slot
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Sequence:
+    """Mutable state; the scheduler and its ledger are the only writers.
+
+    ``token_ids[:prompt_len]`` is the client's prompt, the rest are output tokens that are known.
+    KV of positions [0, num_planned) is cached or will be by steps that are in flight.
+    """
+
+    key: RequestKey
+    choices: tuple[int, ...]
+    sampling: SamplingParams
+    prompt_len: int
+    token_ids: list[int]
+    end_token_ids: tuple[int, ...]
+    max_len: int  # tokens at most, prompt included
+    arrived_s: float
+
+    blocks: list[BlockId] = field(default_factory=list)
+    num_planned: int = 0
+    num_prompt: int = field(init=False)  # tokens whose KV must be there before the first sample
+    slot: Slot | None = None
+    num_known_blocks: int = 0  # blocks that the ranks have been told of
+    num_in_flight: int = 0  # steps that touch this sequence
+    in_transfer: bool = False  # a handoff may still read or write its blocks
+    over: bool = False  # finished, aborted or gone on as another sequence
+    released: bool = False
+
+    def __post_init__(self) -> None:
+        self.num_prompt = len(self.token_ids)
+
+    @property
+    def num_outputs(self) -> int:
+        return len(self.token_ids) - self.prompt_len
+
+    @property
+    def num_expected(self) -> int:
+        """Known tokens and those that steps in flight will sample."""
+        return max(len(self.token_ids), self.num_planned + 1)
+
+    @property
+    def num_unplanned_prompt(self) -> int:
+        """Prompt tokens that no step has computed or will compute yet."""
+        return max(0, self.num_prompt - self.num_planned)
+
+    def append(self, token_id: int) -> FinishReason | None:
+        """Add a sampled token and say whether the sequence ends with it."""
+        self.token_ids.append(token_id)
+        if token_id in self.end_token_ids:
+            return FinishReason.STOP
+        if len(self.token_ids) >= self.max_len:
+            return FinishReason.LENGTH
+        return None
+
+    def again(self) -> "Sequence":
+        """The next life of this sequence: the same tokens, nothing cached."""
+        return self._child(self.choices, self.token_ids)
+
+    def forked(self, choice: int) -> "Sequence":
+        """The sequence of one of several choices, from the prompt on."""
+        return self._child((choice,), self.token_ids[: self.num_prompt])
+
+    def _child(self, choices: tuple[int, ...], token_ids: Run[int]) -> "Sequence":
+        return Sequence(
+            key=self.key,
+            choices=choices,
+            sampling=self.sampling,
+            prompt_len=self.prompt_len,
+            token_ids=list(token_ids),
+            end_token_ids=self.end_token_ids,
+            max_len=self.max_len,
+            arrived_s=self.arrived_s,
+        )

@@ -1,0 +1,141 @@
+"""Which prompts a prefill node computes next. Decides only; knows no time but its Clock's.
+
+Order: first come, first served, with ageing by length class. A prompt's place in the queue is its
+arrival plus ``overtake_s`` for each class above the shortest: a short prompt passes a long one
+that came up to that much earlier, never one that has waited longer. A prompt starts only when
+blocks for the whole of it are free, so there is no preemption here and no deadlock. Blocks stay
+with the sequence until its handoff is over (``release``).
+"""
+
+import bisect
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from pdserve.core.clock import Clock
+from pdserve.engine.batch import Batch, Sampled, StepOutput
+from pdserve.engine.chunking import share_budget
+from pdserve.engine.ledger import Ledger
+from pdserve.engine.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokensComputed:
+    """KV of ``sequence`` is computed up to ``num_tokens``; with the last chunk come the first
+    tokens.
+    """
+
+    sequence: Sequence
+    num_tokens: int
+    first: Sampled | None
+
+
+class PrefillScheduler:
+    """Waiting and running prompts of one prefill node.
+
+    ``class_bounds`` are the ascending upper bounds of all length classes but the last.
+    """
+
+    def __init__(
+        self,
+        *,
+        ledger: Ledger,
+        clock: Clock,
+        max_num_batched_tokens: int,
+        class_bounds: tuple[int, ...],
+        overtake_s: float,
+    ) -> None:
+        self.ledger = ledger
+        self._clock = clock
+        self._max_num_batched_tokens = max_num_batched_tokens
+        self._class_bounds = class_bounds
+        self._overtake_s = overtake_s
+        self._waiting: list[Sequence] = []  # in order of their places
+        self._running: list[Sequence] = []  # likewise; they hold blocks and a slot
+        self._events: list[TokensComputed] = []
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def num_queued_tokens(self) -> int:
+        """Prompt tokens that no step has been planned for."""
+        return sum(s.num_unplanned_prompt for s in (*self._waiting, *self._running))
+
+    def fits(self, num_tokens: int) -> bool:
+        """True if a prompt of this length could run on an idle node."""
+        return num_tokens <= self.ledger.max_tokens
+
+    def add(self, sequence: Sequence) -> None:
+        """Queue a prompt that ``fits``."""
+        assert self.fits(sequence.num_prompt)
+        bisect.insort(self._waiting, sequence, key=self._place)
+
+    def next_batch(self) -> Batch | None:
+        """Plan one step of at most ``max_num_batched_tokens`` prompt tokens."""
+        self._admit()
+        chunks, sequences = [], []
+        for sequence, length in share_budget(self._running, self._max_num_batched_tokens):
+            is_last = length == sequence.num_unplanned_prompt
+            num_samples = len(sequence.choices) if is_last else 0
+            chunks.append(self.ledger.chunk(sequence, length, num_samples))
+            sequences.append(sequence)
+        batch = self.ledger.batch(chunks, sequences)
+        if batch is not None:
+            for sequence in sequences:
+                if not sequence.num_unplanned_prompt:
+                    self._running.remove(sequence)
+                    self.ledger.leave(sequence)
+        return batch
+
+    def apply(self, batch: Batch, output: StepOutput) -> None:
+        """Take in the oldest step's results; sequences that were removed meanwhile give no event."""
+        sampled = iter(output.sampled)
+        for sequence, chunk in zip(self.ledger.retire(batch), batch.chunks, strict=True):
+            first = next(sampled) if chunk.num_samples else None
+            if not sequence.over:
+                stop = chunk.start + chunk.length
+                self._events.append(TokensComputed(sequence=sequence, num_tokens=stop, first=first))
+
+    def take_events(self) -> list[TokensComputed]:
+        """What was learned since the last call, in order."""
+        events, self._events = self._events, []
+        return events
+
+    def remove(self, sequence: Sequence) -> None:
+        """Compute nothing more of this sequence. Its blocks stay until ``release``."""
+        sequence.over = True
+        for queue in (self._waiting, self._running):
+            if sequence in queue:
+                queue.remove(sequence)
+        self.ledger.leave(sequence)
+
+    def release(self, sequence: Sequence) -> None:
+        """The handoff is over: free the blocks once no step touches them."""
+        self.remove(sequence)
+        self.ledger.release(sequence)
+
+    def _place(self, sequence: Sequence) -> float:
+        length_class = bisect.bisect_right(self._class_bounds, sequence.num_prompt)
+        return sequence.arrived_s + length_class * self._overtake_s
+
+    def _admit(self) -> None:
+        for sequence in list(self._may_start()):
+            if not self.ledger.num_free_slots:
+                return
+            if self.ledger.reserve(sequence, sequence.num_prompt):
+                self._waiting.remove(sequence)
+                self.ledger.enter(sequence)
+                bisect.insort(self._running, sequence, key=self._place)
+
+    def _may_start(self) -> Iterator[Sequence]:
+        """Waiting prompts in order; nobody passes one that has waited past its place."""
+        now_s = self._clock.now_s()
+        for sequence in self._waiting:
+            yield sequence
+            if sequence.slot is None and now_s > self._place(sequence) + self._overtake_s:
+                return
