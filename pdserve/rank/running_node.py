@@ -1,0 +1,109 @@
+"""A node that runs: its gRPC server, its tasks and its ranks, started and closed as one.
+
+Owns the lifetime; what the tasks do is the node's business.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Coroutine
+
+import grpc
+
+from pdserve.core.errors import ConfigError, PdserveError
+from pdserve.core.node import NodeAddress, NodeSpec
+from pdserve.rank.ranks import Ranks
+from pdserve.rpc.session import CHANNEL_OPTIONS, PROTOCOL_VERSION
+from pdserve.rpc.v1 import session_pb2
+
+logger = logging.getLogger(__name__)
+
+STATUS_PERIOD_S = 1.0
+
+
+class RunningNode:
+    """``failed`` is done, with the error as its result, when the node can not go on."""
+
+    def __init__(self, address: NodeAddress, server: grpc.aio.Server, ranks: Ranks) -> None:
+        self.address = address
+        self.failed: asyncio.Future[PdserveError] = asyncio.get_running_loop().create_future()
+        self._server = server
+        self._ranks = ranks
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def run(self, work: Coroutine[None, None, None], name: str) -> None:
+        """Run a part of the node until ``close``; its failure is the node's."""
+        task = asyncio.get_running_loop().create_task(work, name=f"{self.address.name} {name}")
+        self._tasks.add(task)
+        task.add_done_callback(self._on_done)
+
+    async def close(self, grace_s: float) -> None:
+        """Refuse new sessions, give open ones ``grace_s`` seconds, then end ranks and tasks."""
+        await self._server.stop(grace_s)
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._ranks.close()
+
+    def _on_done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        if not isinstance(error, PdserveError):
+            logger.error("%s: failed", task.get_name(), exc_info=error)
+            error = PdserveError(f"{task.get_name()}: {error!r}")
+        if not self.failed.done():
+            logger.error("node %s failed: %s", self.address.name, error)
+            self.failed.set_result(error)
+
+
+async def start_server(
+    spec: NodeSpec, register: Callable[[grpc.aio.Server], None]
+) -> tuple[grpc.aio.Server, NodeAddress]:
+    """Start a gRPC server on a free port of the configured range. Raises ConfigError if none is."""
+    server = grpc.aio.server(options=CHANNEL_OPTIONS)
+    register(server)
+    low, high = spec.port_range or (0, 0)
+    for port in range(low, high + 1):
+        try:
+            bound = server.add_insecure_port(f"{spec.host}:{port}")
+        except RuntimeError:
+            continue
+        await server.start()
+        address = NodeAddress(
+            name=spec.name,
+            role=spec.role,
+            incarnation=spec.incarnation,
+            address=f"{spec.host}:{bound}",
+        )
+        return server, address
+    raise ConfigError(f"network: no free port for {spec.name} on {spec.host} in {low}..{high}")
+
+
+def make_welcome(
+    spec: NodeSpec, max_model_len: int, ranks: list[session_pb2.RankInfo]
+) -> session_pb2.NodeWelcome:
+    """What a node says first to a router."""
+    return session_pb2.NodeWelcome(
+        node=spec.name,
+        role=spec.role,
+        incarnation=spec.incarnation,
+        protocol_version=PROTOCOL_VERSION,
+        model_fingerprint=spec.model.fingerprint,
+        max_model_len=max_model_len,
+        ranks=ranks,
+    )
+
+
+async def ticks(period_s: float) -> AsyncIterator[None]:
+    """Yield at once and then every ``period_s`` seconds, for ever."""
+    loop = asyncio.get_running_loop()
+    next_s = loop.time()
+    while True:
+        yield
+        next_s += period_s
+        tick = loop.create_future()
+        handle = loop.call_at(next_s, tick.set_result, None)
+        try:
+            await tick
+        finally:
+            handle.cancel()
