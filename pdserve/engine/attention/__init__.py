@@ -1,0 +1,6 @@
+"""Plug-in table: attention over the paged KV cache, by name."""
+
+ATTENTION_BACKENDS = {
+    "sdpa": "pdserve.engine.attention.sdpa:SdpaAttention",
+    "cpu_paged": "pdserve.engine.attention.cpu_paged:CpuPagedAttention",
+}

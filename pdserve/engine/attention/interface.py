@@ -1,0 +1,58 @@
+"""Attention over the paged KV cache, one Protocol for all devices and libraries."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from pdserve.engine.kv_cache import KvCache
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadShape:
+    """The attention heads of one rank. Query head h reads KV head ``h // (num_heads //
+    num_kv_heads)``.
+
+    With a ``sliding_window`` w the token at position p attends to positions above ``p - w`` only.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    sliding_window: int | None = None
+
+    @property
+    def group_size(self) -> int:
+        """Query heads that read the same KV head."""
+        return self.num_heads // self.num_kv_heads
+
+    @property
+    def scale(self) -> float:
+        return float(self.head_size**-0.5)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionMetadata:
+    """Where the chunks of one step lie: S chunks of T tokens in all, in the order of the tokens."""
+
+    starts: tuple[int, ...]  # [S] position of each chunk's first token
+    lengths: tuple[int, ...]  # [S]
+    positions: Tensor  # [T] int64, on the device
+    block_tables: Tensor  # [S, M] int32, on the device; entries beyond a chunk's end are any block
+
+
+class AttentionBackend(Protocol):
+    """``plan`` once per step, then ``run`` once per layer."""
+
+    def plan(self, metadata: AttentionMetadata) -> None: ...
+
+    def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Write the step's K and V into their pages, then attend.
+
+        q ``[T, Hq, D]``, k and v ``[T, Hkv, D]`` (rows may be strided) → ``[T, Hq * D]``. Each
+        token attends to all cached positions up to its own.
+        """
+
+
+MakeBackend = Callable[[KvCache, HeadShape], AttentionBackend]

@@ -1,0 +1,6 @@
+"""Plug-in table: the small operations between matrix products, by name."""
+
+KERNELS = {
+    "torch": "pdserve.engine.kernels.torch_kernels:TorchKernels",
+    "native": "pdserve.engine.kernels.native_kernels:NativeKernels",
+}

@@ -1,0 +1,28 @@
+"""The small operations in plain torch: right on every device, and the oracle of the fast ones."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+class TorchKernels:
+    """Computes in float32 and rounds once, whatever the dtype of the input."""
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        wide = x.float()
+        scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+        return (wide * scale * weight.float()).to(x.dtype)
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+        residual += x
+        return self.rms_norm(residual, weight, eps)
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        gate, up = gate_up.float().chunk(2, dim=-1)
+        return (F.silu(gate) * up).to(gate_up.dtype)
+
+    def rotate(self, q: Tensor, k: Tensor, positions: Tensor, table: Tensor) -> None:
+        cos, sin = table[positions].unsqueeze(1).chunk(2, dim=-1)  # [T, 1, D/2] each
+        for x in (q, k):
+            left, right = x.float().chunk(2, dim=-1)  # [T, H, D/2] each
+            x.copy_(torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1))

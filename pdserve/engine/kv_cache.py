@@ -1,0 +1,49 @@
+"""One rank's KV cache: a single tensor of blocks, ``[N, Hkv, L, 2, B, D]``.
+
+Owns the memory and its shape. Which block belongs to whom is decided elsewhere (the block pool).
+"""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from pdserve.core.kv_layout import BLOCK_ALIGNMENT_BYTES, BlockId, KvLayout
+from pdserve.engine.batch import BlockCopy
+from pdserve.engine.engine_config import DTYPES
+
+POISON = 3.0e4  # large, but finite in every dtype: NaN in an unused row could reach an output
+
+
+class KvCache:
+    """``num_blocks`` blocks of ``layout``; ``tensor`` is strided so that they start aligned."""
+
+    def __init__(self, layout: KvLayout, num_blocks: int, device: torch.device) -> None:
+        self.layout = layout
+        self.num_blocks = num_blocks
+        self.dtype = DTYPES[layout.dtype]
+        shape = layout.block_shape
+        block_stride = layout.block_stride_bytes // self.dtype.itemsize
+        size = num_blocks * layout.block_stride_bytes + BLOCK_ALIGNMENT_BYTES
+        raw = torch.empty(size, dtype=torch.uint8, device=device)
+        skip = -raw.data_ptr() % BLOCK_ALIGNMENT_BYTES
+        flat = raw[skip : skip + num_blocks * layout.block_stride_bytes].view(self.dtype)
+        inner = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
+        self.tensor = flat.as_strided((num_blocks, *shape), (block_stride, *inner))
+
+    def page_view(self, layer: int) -> tuple[Tensor, Tensor]:
+        """K and V of one layer as ``[N, B, Hkv, D]``, without copying."""
+        pages = self.tensor[:, :, layer]  # [N, Hkv, 2, B, D]
+        return pages[:, :, 0].transpose(1, 2), pages[:, :, 1].transpose(1, 2)
+
+    def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
+        """Copy whole blocks, all of them from what was there before."""
+        if copies:
+            sources = [copy.source for copy in copies]
+            destinations = [copy.destination for copy in copies]
+            self.tensor[destinations] = self.tensor[sources]
+
+    def poison(self, blocks: Sequence[BlockId]) -> None:
+        """Debugging aid: a read of these blocks before they are written shows in the output."""
+        self.tensor[list(blocks)] = POISON

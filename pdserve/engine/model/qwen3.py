@@ -1,0 +1,39 @@
+"""Qwen3: queries and keys are normed head by head before they are rotated."""
+
+from torch import Tensor
+
+from pdserve.engine.model.decoder import Decoder, ModelInput, RmsNorm, layer_name
+from pdserve.engine.model.linear import QkvLinear, RowLinear
+from pdserve.engine.model.shard import Shard
+
+
+class Qwen3Attention:
+    """Grouped-query attention with QK norm."""
+
+    def __init__(self, shard: Shard, layer: int) -> None:
+        spec, name = shard.spec, f"{layer_name(layer)}.self_attn"
+        self.qkv = QkvLinear(shard, name, bias=spec.attention_bias)
+        self.q_norm = RmsNorm(shard, f"{name}.q_norm", spec.head_size)
+        self.k_norm = RmsNorm(shard, f"{name}.k_norm", spec.head_size)
+        self.out = RowLinear(
+            shard,
+            f"{name}.o_proj",
+            in_size=spec.num_heads * spec.head_size,
+            out_size=spec.hidden_size,
+            bias=spec.attention_bias,
+        )
+        self._layer = layer
+        self._rotate = shard.kernels.rotate
+        self._rope_table = shard.rope_table
+
+    def forward(self, x: Tensor, step: ModelInput) -> Tensor:
+        q, k, v = self.qkv(x)
+        q, k = self.q_norm(q), self.k_norm(k)
+        self._rotate(q, k, step.positions, self._rope_table)
+        return self.out(step.attention.run(self._layer, q, k, v))
+
+
+def build(shard: Shard) -> Decoder:
+    """A dense model of the Qwen3 family; a window over some of its layers is refused."""
+    shard.refuse_sliding_window()
+    return Decoder(shard, [Qwen3Attention(shard, i) for i in range(shard.spec.num_layers)])

@@ -1,0 +1,120 @@
+"""The tensor-parallel group of one node: sums and gathers between its ranks.
+
+A group is made from a file store on the node's host, without a global process world, so that a
+process may belong to several groups. Knows nothing of models; the layers that cut weights call it.
+"""
+
+import datetime
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from pdserve.core.errors import RankError
+
+
+class TpGroup(Protocol):
+    """Collective operations; every rank of the group calls the same ones in the same order."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        """The sum of all ranks' ``x``, bitwise the same on every rank; ``x`` may be overwritten."""
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        """All ranks' ``x`` ``[R, n]`` side by side: ``[R, size * n]``."""
+
+    def close(self) -> None: ...
+
+
+class SoloGroup:
+    """A group of one rank: nothing to exchange."""
+
+    rank = 0
+    size = 1
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        return x
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        return x
+
+    def close(self) -> None:
+        pass
+
+
+# torch's own stubs leave out what its backends can do.
+_C10D: Any = dist
+
+
+class ProcessTpGroup:
+    """Ranks in processes of one host, over a torch process group (gloo or nccl)."""
+
+    def __init__(self, process_group: Any) -> None:  # noqa: ANN401
+        self._process_group = process_group
+        self.rank: int = process_group.rank()
+        self.size: int = process_group.size()
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        try:
+            self._process_group.allreduce([x]).wait()
+        except RuntimeError as error:
+            raise RankError(f"tensor-parallel sum on rank {self.rank}: {error}") from error
+        return x
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        num_rows, width = x.shape
+        parts = x.new_empty(self.size, num_rows, width)
+        try:
+            self._process_group._allgather_base(parts, x.contiguous()).wait()
+        except RuntimeError as error:
+            raise RankError(f"tensor-parallel gather on rank {self.rank}: {error}") from error
+        return parts.transpose(0, 1).reshape(num_rows, self.size * width)
+
+    def close(self) -> None:
+        self._process_group.abort()
+
+
+def start_tp_group(
+    *, store_path: Path, tp_rank: int, tp_size: int, device: torch.device, timeout_s: float
+) -> TpGroup:
+    """Meet the other ranks of the node at ``store_path`` and connect to each of them.
+
+    ``store_path`` is a file that does not exist yet, fresh for every start of the group, on a file
+    system of the host. ``timeout_s`` bounds the meeting and each later operation; RankError where
+    it passes.
+    """
+    if tp_size == 1:
+        return SoloGroup()
+    timeout = datetime.timedelta(seconds=timeout_s)
+    try:
+        store = _C10D.FileStore(str(store_path), tp_size)
+        store.set_timeout(timeout)
+        backend = _nccl if device.type == "cuda" else _gloo
+        group = ProcessTpGroup(backend(store, tp_rank, tp_size, timeout))
+        # Connections that a library makes on first use are made here, not in the first request.
+        group.all_reduce(torch.zeros(1, device=device))
+    except RuntimeError as error:
+        raise RankError(f"tensor-parallel group: rank {tp_rank} of {tp_size}: {error}") from error
+    return group
+
+
+def _gloo(store: Any, rank: int, size: int, timeout: datetime.timedelta) -> Any:  # noqa: ANN401
+    gloo = _C10D.ProcessGroupGloo
+    options = gloo._Options()
+    options._timeout = timeout
+    # The loopback address by number: a host name may resolve to an address nobody listens on.
+    options._devices = [gloo.create_device(hostname="127.0.0.1")]
+    return gloo(store, rank, size, options)
+
+
+def _nccl(store: Any, rank: int, size: int, timeout: datetime.timedelta) -> Any:  # noqa: ANN401
+    options = _C10D.ProcessGroupNCCL.Options()
+    options._timeout = timeout
+    return _C10D.ProcessGroupNCCL(store, rank, size, options)
