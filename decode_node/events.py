@@ -15,7 +15,7 @@ class Admitted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewToken:
-    """One more token of a sequence; with ``finish_reason`` it is the last and the sequence is over."""
+    """One more token; with ``finish_reason`` it is the last and the sequence is over."""
 
     sequence: Sequence
     token_id: int

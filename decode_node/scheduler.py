@@ -54,7 +54,7 @@ def _age(sequence: Sequence) -> float:
 
 
 class DecodeScheduler:
-    """Continuous batching with local prefill chunks beside it. All queues are in order of arrival."""
+    """Continuous batching with local prefill chunks beside it; all queues by arrival."""
 
     def __init__(self, *, ledger: Ledger, clock: Clock, limits: DecodeLimits) -> None:
         self.ledger = ledger

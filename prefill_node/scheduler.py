@@ -93,7 +93,7 @@ class PrefillScheduler:
         return batch
 
     def apply(self, batch: Batch, output: StepOutput) -> None:
-        """Take in the oldest step's results; sequences that were removed meanwhile give no event."""
+        """Take in the oldest step's results; sequences removed meanwhile give no event."""
         sampled = iter(output.sampled)
         for sequence, chunk in zip(self.ledger.retire(batch), batch.chunks, strict=True):
             first = next(sampled) if chunk.num_samples else None

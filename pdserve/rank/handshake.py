@@ -1,7 +1,8 @@
-"""The compatibility record of a pair of nodes: made once, compared field by field, turned into a peer.
+"""The compatibility record of a pair of nodes: made once, compared field by field, turned into a
+peer.
 
-TP sizes and block sizes may differ (``kv_transfer/reshard.py`` bridges them); everything that would make
-one node's KV cache mean something else on the other refuses the pair.
+TP sizes and block sizes may differ (``kv_transfer/reshard.py`` bridges them); everything that
+would make one node's KV cache mean something else on the other refuses the pair.
 """
 
 from kv_transfer.commands import Peer

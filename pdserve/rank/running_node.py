@@ -30,11 +30,12 @@ class RunningNode:
         self._ranks = ranks
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def run(self, work: Coroutine[None, None, None], name: str) -> None:
+    def run(self, work: Coroutine[object, object, None], name: str) -> asyncio.Task[None]:
         """Run a part of the node until ``close``; its failure is the node's."""
         task = asyncio.get_running_loop().create_task(work, name=f"{self.address.name} {name}")
         self._tasks.add(task)
         task.add_done_callback(self._on_done)
+        return task
 
     async def close(self, grace_s: float) -> None:
         """Refuse new sessions, give open ones ``grace_s`` seconds, then end ranks and tasks."""

@@ -1,4 +1,4 @@
-"""The one loop of a node: the scheduler decides, the ranks compute, ``depth`` steps are in flight."""
+"""The one loop of a node: the scheduler decides, the ranks compute, ``depth`` steps fly."""
 
 import asyncio
 from collections import deque
@@ -23,9 +23,9 @@ async def run_steps(
 ) -> AsyncIterator[float | None]:
     """Run steps for ever; pause for the owner after each plan and after each result.
 
-    Yields None after planning and, after a result, when that step was submitted (seconds of ``clock``).
-    The owner acts on the scheduler's events at each pause and sets ``arrivals`` whenever there may be
-    something new to plan. Raises RankError when the ranks are lost.
+    Yields None after planning and, after a result, when that step was submitted (seconds of
+    ``clock``). The owner acts on the scheduler's events at each pause and sets ``arrivals``
+    whenever there may be something new to plan. Raises RankError when the ranks are lost.
     """
     in_flight: deque[tuple[Step, float]] = deque()
     while True:
