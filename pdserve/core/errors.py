@@ -16,6 +16,7 @@
     │   └── TransferTimeoutError                                 the pair is remade
     ├── HandshakeError                503   FAILED_PRECONDITION  the pair stays apart
     ├── RankError                     500   INTERNAL             node: ends whole
+    │   └── RingClosedError                                      the other side of a ring is gone
     ├── ConfigError                   –     –                    command line: exit 2
     ├── ModelFilesError               –     –                    command line: exit 2
     │   ├── ModelNotFoundError
@@ -145,6 +146,10 @@ class HandshakeError(PdserveError):
 
 class RankError(PdserveError):
     """A rank process died, hung or reported a fatal error; its node ends whole."""
+
+
+class RingClosedError(RankError):
+    """The process at the other end of a ring has closed it or is dead."""
 
 
 class ConfigError(PdserveError):

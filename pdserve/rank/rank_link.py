@@ -49,18 +49,21 @@ async def meet_ranks(files: RunDir, tp_size: int, *, timeout_s: float) -> list[R
     """
     meetings = [asyncio.create_task(_meet(files, rank)) for rank in range(tp_size)]
     try:
-        async with asyncio.timeout(timeout_s):
-            return await asyncio.gather(*meetings)
-    except BaseException as error:
-        late = [str(rank) for rank, meeting in enumerate(meetings) if not meeting.done()]
+        done, late = await asyncio.wait(
+            meetings, timeout=timeout_s, return_when=asyncio.FIRST_EXCEPTION
+        )
+        links = [meeting.result() for meeting in meetings if meeting in done]
+        if late:
+            names = ", ".join(str(rank) for rank in range(tp_size) if meetings[rank] in late)
+            raise RankError(f"ranks {names}: not ready within {timeout_s} s")
+    except BaseException:
         for meeting in meetings:
             meeting.cancel()
         for link in await asyncio.gather(*meetings, return_exceptions=True):
             if isinstance(link, RankLink):
                 link.close()
-        if isinstance(error, TimeoutError):
-            raise RankError(f"ranks {', '.join(late)}: not ready within {timeout_s} s") from None
         raise
+    return links
 
 
 def failure_of(message: RankFailed) -> RankError:

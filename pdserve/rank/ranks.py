@@ -42,6 +42,10 @@ class Ranks(Protocol):
     def addresses(self) -> tuple[str, ...]: ...
 
     @property
+    def pids(self) -> tuple[int, ...]:
+        """The process of each rank."""
+
+    @property
     def failed(self) -> asyncio.Future[RankError]:
         """Done, with the error as its result, as soon as any rank is lost."""
 

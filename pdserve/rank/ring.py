@@ -22,7 +22,7 @@ import time
 from collections import deque
 from pathlib import Path
 
-from pdserve.core.errors import RankError
+from pdserve.core.errors import RankError, RingClosedError
 
 MAGIC = b"pdsring1"
 MAX_RECORDS = 2048  # in flight; below one page, the least that a FIFO holds, so no bell ever blocks
@@ -176,8 +176,8 @@ class RingWriter:
     def _slowest(self) -> int:
         return self._credited.index(min(self._credited))
 
-    def _lost(self, reader: int) -> RankError:
-        return RankError(f"ring {self._name}: reader {reader} is gone")
+    def _lost(self, reader: int) -> RingClosedError:
+        return RingClosedError(f"ring {self._name}: reader {reader} is gone")
 
 
 class RingReader:
@@ -191,8 +191,10 @@ class RingReader:
         # Read-write, because the writer may open its end later; its death shows on the bell.
         self._credit = _open_fifo(_credit(path, reader), os.O_RDWR)
         self._bell = _open_fifo(_bell(path, reader), os.O_RDONLY)
+        self._interrupted = os.eventfd(0, os.EFD_CLOEXEC)
         self._poll = select.poll()
         self._poll.register(self._bell, select.POLLIN)
+        self._poll.register(self._interrupted, select.POLLIN)
         self._position = 0  # bytes ever taken
         self._sequence = 0
         self._rung = 0  # records rung for and not yet taken
@@ -202,39 +204,46 @@ class RingReader:
         return self._bell
 
     def read(self, *, timeout_s: float | None) -> bytes | None:
-        """The next record, or None if none came in time; with None, wait until the writer is gone.
+        """The next record, or None if none came in time; without a timeout, wait as long as the
+        writer lives.
 
-        Raises RankError if the writer is gone and all its records were taken, or the ring is torn.
+        Raises RingClosedError if the writer is gone and all its records were taken, or after
+        ``interrupt``; RankError if the ring is torn.
         """
         if self._rung == 0:
-            if not self._poll.poll(None if timeout_s is None else timeout_s * 1000):
+            ready = self._poll.poll(None if timeout_s is None else timeout_s * 1000)
+            if not ready:
                 return None
+            if (self._interrupted, select.POLLIN) in ready:
+                raise RingClosedError(f"ring {self._name}: reading was ended on this side")
             self._listen()
-        return self._take() if self._rung else None
+        return self._take()
 
     def read_ready(self) -> list[bytes]:
-        """The records that are there now, without waiting. Raises RankError as ``read`` does."""
-        records = [self._take() for _ in range(self._rung)]
-        if self._poll.poll(0):
-            try:
-                self._listen()
-            except RankError:
-                if not records:
-                    raise
-                return records
-            records.extend(self._take() for _ in range(self._rung))
-        return records
+        """The records of one look at the bell, none if there are none. Raises what ``read`` does.
+
+        While ``fileno`` stays readable there are more.
+        """
+        record = self.read(timeout_s=0)
+        if record is None:
+            return []
+        return [record, *(self._take() for _ in range(self._rung))]
+
+    def interrupt(self) -> None:
+        """End a ``read`` that waits in another thread, and every later one that would."""
+        os.eventfd_write(self._interrupted, 1)
 
     def close(self) -> None:
         os.close(self._bell)
         os.close(self._credit)
+        os.close(self._interrupted)
         self._data.release()
         self._map.close()
 
     def _listen(self) -> None:
         rung = len(os.read(self._bell, MAX_RECORDS))
         if rung == 0:
-            raise RankError(f"ring {self._name}: its writer is gone")
+            raise RingClosedError(f"ring {self._name}: its writer is gone")
         self._rung += rung
 
     def _take(self) -> bytes:

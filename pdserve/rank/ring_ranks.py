@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from kv_transfer.commands import KvCommand, KvEvent
-from pdserve.core.errors import RankError
+from pdserve.core.errors import RankError, RingClosedError
 from pdserve.engine.batch import Batch, StepOutput
 from pdserve.rank.messages import RankFailed, Stop
 from pdserve.rank.outlet import Outlet
@@ -72,6 +72,7 @@ class RingRanks:
         self.num_blocks = min(link.ready.num_blocks for link in links)
         self.layout = links[0].ready.layout
         self.addresses = tuple(link.ready.address for link in links)
+        self.pids = tuple(link.ready.pid for link in links)
         self._arrivals = Arrivals(step_timeout_s=step_timeout_s)
         self._links = links
         self._steps = steps
@@ -103,11 +104,11 @@ class RingRanks:
         if self._closing:
             return
         self._closing = True
+        for outlet in (self._steps, self._kv):
+            self._send(outlet, encode(Stop()))
         if self.failed.done():
             for link in self._links:
                 link.let_go()
-        for outlet in (self._steps, self._kv):
-            self._send(outlet, encode(Stop()))
         await self._wait_for_ends()
         for task in self._flushing:
             task.cancel()
@@ -137,12 +138,14 @@ class RingRanks:
         try:
             for record in link.out.read_ready():
                 self._receive(link, record)
+        except RingClosedError:
+            self._on_end(link, RankError(f"{link}: ended"))
         except RankError as error:
             self._on_end(link, error)
 
     def _on_exit(self, link: RankLink) -> None:
         self._on_news(link)  # its last words first
-        self._on_end(link, RankError(f"{link}: its process ended"))
+        self._on_end(link, RankError(f"{link}: ended"))
 
     def _on_end(self, link: RankLink, error: RankError) -> None:
         self._unwatch(link)

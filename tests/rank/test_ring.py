@@ -63,7 +63,7 @@ def test_every_reader_gets_every_record_in_order(num_readers, steps):
                         record = readers[reader].read(timeout_s=0)
                         assert record == (due[reader].popleft() if due[reader] else None)
         for reader, queue in zip(readers, due, strict=True):
-            assert reader.read_ready() == list(queue)
+            assert [*reader.read_ready(), *reader.read_ready()] == list(queue)
 
 
 def test_the_largest_record_fits_and_a_larger_one_is_named():
@@ -81,7 +81,8 @@ def test_empty_records_stop_at_the_doorbells_bound_and_go_on_after_a_read():
         assert not writer.try_write(b"")
         assert reader.read(timeout_s=0) == b""
         assert writer.try_write(b"")
-        assert reader.read_ready() == [b""] * MAX_RECORDS
+        assert len(reader.read_ready()) == MAX_RECORDS - 1
+        assert len(reader.read_ready()) == 1
 
 
 def test_a_writer_that_finds_no_space_in_time_names_ring_and_reader():

@@ -1,0 +1,248 @@
+"""Front and ranks in processes of their own, with fake runners: order, failure, death, end."""
+
+import asyncio
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from kv_transfer.commands import CancelSend, ConnectPeer, Peer, PeerConnected, SendDrained
+from pdserve.core.errors import RankError
+from pdserve.core.kv_layout import BlockId
+from pdserve.core.request import HandoffId
+from pdserve.engine.batch import Batch, Carried, Chunk, Slot
+from pdserve.rank.ring_ranks import RingRanks, start_ranks
+from tests.fakes import TINY_LAYOUT, fake_output
+from tests.rank.rank_child import BAD_STEP
+
+StartChildren = Callable[..., list[subprocess.Popen[bytes]]]
+
+
+@pytest.fixture
+def start_children(tmp_path: Path) -> Iterator[StartChildren]:
+    """Start a ``rank_child`` for each given misbehaviour; none outlives the test."""
+    children: list[subprocess.Popen[bytes]] = []
+
+    def start(*kinds: str) -> list[subprocess.Popen[bytes]]:
+        for rank, kind in enumerate(kinds):
+            command = [
+                sys.executable,
+                "-m",
+                "tests.rank.rank_child",
+                str(tmp_path),
+                str(rank),
+                kind,
+            ]
+            children.append(subprocess.Popen(command))
+        return children
+
+    yield start
+    for child in children:
+        child.kill()
+        child.wait()
+
+
+@asynccontextmanager
+async def running(
+    tmp_path: Path, tp_size: int, *, step_timeout_s: float = 20
+) -> AsyncIterator[RingRanks]:
+    ranks = await start_ranks(
+        run_dir=tmp_path, tp_size=tp_size, start_timeout_s=20, step_timeout_s=step_timeout_s
+    )
+    try:
+        yield ranks
+    finally:
+        await ranks.close()
+
+
+def batch(step: int) -> Batch:
+    prompt = Chunk(
+        slot=Slot(1), start=step, tokens=(1, 2, 3), new_blocks=(BlockId(step),), num_samples=2
+    )
+    decode = Chunk(slot=Slot(2), start=step, tokens=Carried(), new_blocks=(), num_samples=1)
+    return Batch(step=step, chunks=(prompt, decode))
+
+
+async def within(seconds: float, error: str, ranks: RingRanks) -> None:
+    """The ranks fail in this way for everybody who waits or comes later."""
+    start_s = time.monotonic()
+    lost = await asyncio.wait_for(asyncio.shield(ranks.failed), seconds + 1)
+    assert time.monotonic() - start_s < seconds
+    assert error in str(lost)
+    with pytest.raises(RankError) as raised:
+        await ranks.next_event()
+    assert raised.value is lost
+    with pytest.raises(RankError) as raised:
+        await ranks.submit(batch(99)).output()
+    assert raised.value is lost
+    ranks.kv(connect_peer("late"))
+
+
+def connect_peer(peer_id: str) -> ConnectPeer:
+    peer = Peer(peer_id=peer_id, layout=TINY_LAYOUT, transport="grpc", addresses=("h:1",))
+    return ConnectPeer(peer=peer)
+
+
+async def test_steps_and_kv_commands_reach_all_ranks_and_come_back(tmp_path, start_children):
+    children = start_children("good", "good")
+    async with running(tmp_path, 2) as ranks:
+        assert ranks.num_blocks == 63
+        assert ranks.layout == TINY_LAYOUT
+        assert ranks.addresses == ("127.0.0.1:0", "127.0.0.1:1")
+        for step in range(50):
+            assert await ranks.submit(batch(step)).output() == fake_output(batch(step))
+        ranks.kv(connect_peer("prefill-0#1"))
+        events = [await ranks.next_event() for _ in range(2)]
+        assert {rank for rank, _ in events} == {0, 1}
+        assert {event for _, event in events} == {PeerConnected(peer_id="prefill-0#1")}
+    assert [child.wait(timeout=5) for child in children] == [0, 0]
+
+
+async def test_at_depth_two_outputs_come_in_the_order_of_their_steps(tmp_path, start_children):
+    start_children("good")
+    async with running(tmp_path, 1) as ranks:
+        in_flight = [ranks.submit(batch(0))]
+        for step in range(1, 200):
+            in_flight.append(ranks.submit(batch(step)))
+            oldest = in_flight.pop(0)
+            assert oldest.batch.step == step - 1
+            assert await oldest.output() == fake_output(batch(step - 1))
+        assert await in_flight[0].output() == fake_output(batch(199))
+
+
+async def test_a_thousand_steps_at_once_fit_through_the_ring(tmp_path, start_children):
+    start_children("good")
+    async with running(tmp_path, 1) as ranks:
+        steps = [ranks.submit(batch(step)) for step in range(3000)]
+        outputs = [await step.output() for step in steps]
+        assert [output.step for output in outputs] == list(range(3000))
+
+
+async def test_a_kv_command_is_handled_while_a_step_runs(tmp_path, start_children):
+    start_children("hang")
+    async with running(tmp_path, 1) as ranks:
+        ranks.submit(batch(BAD_STEP))
+        handoff = HandoffId("request", 0, 0)
+        ranks.kv(CancelSend(handoff=handoff))
+        event = await asyncio.wait_for(ranks.next_event(), 5)
+        assert event == (0, SendDrained(handoff=handoff))
+        ranks._arrivals.fail(RankError("end of test"))
+
+
+async def test_the_files_are_gone_once_all_ranks_are_ready(tmp_path, start_children):
+    start_children("good", "good")
+    async with running(tmp_path, 2):
+        names = {path.name for path in tmp_path.iterdir()}
+        assert names <= {"lifeline.0", "lifeline.1"}
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_a_cancelled_wait_for_an_output_loses_no_later_one(tmp_path, start_children):
+    start_children("good")
+    async with running(tmp_path, 1) as ranks:
+        first = ranks.submit(batch(0))
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(first.output(), 0)
+        assert await ranks.submit(batch(1)).output() == fake_output(batch(1))
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+async def test_a_rank_killed_while_idle_is_noticed_within_a_second(
+    tmp_path, start_children, victim
+):
+    children = start_children("good", "good")
+    async with running(tmp_path, 2) as ranks:
+        children[victim].kill()
+        await within(1, f"rank {victim} (pid", ranks)
+    other = children[1 - victim]
+    assert other.wait(timeout=5) == 0, "the other rank ends with its front's interest"
+
+
+async def test_a_rank_killed_in_a_step_fails_the_steps_that_wait(tmp_path, start_children):
+    start_children("die")
+    async with running(tmp_path, 1) as ranks:
+        for step in range(BAD_STEP):
+            await ranks.submit(batch(step)).output()
+        lost = [ranks.submit(batch(BAD_STEP + i)) for i in range(2)]
+        for waiting in lost:
+            with pytest.raises(RankError, match=r"rank 0 .* ended"):
+                await asyncio.wait_for(waiting.output(), 1)
+        await within(1, "", ranks)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+async def test_a_runners_error_is_told_with_its_text(tmp_path, start_children, rank):
+    start_children(*("raise" if each == rank else "good" for each in range(2)))
+    async with running(tmp_path, 2) as ranks:
+        ranks.submit(batch(BAD_STEP))
+        await within(1, f"rank {rank} failed: internal_error: ValueError('no such step')", ranks)
+
+
+async def test_an_endpoints_error_is_told_with_its_text(tmp_path, start_children):
+    children = start_children("good")
+    async with running(tmp_path, 1) as ranks:
+        ranks.kv(CancelSend(handoff=HandoffId("bad", 0, 0)))
+        await within(1, "rank 0 failed: rank_error: an endpoint's own fault", ranks)
+    children[0].wait(timeout=5)
+
+
+async def test_noise_from_a_rank_is_an_error(tmp_path, start_children):
+    children = start_children("garbage")
+    async with running(tmp_path, 1) as ranks:
+        ranks.submit(batch(0))
+        await within(1, "cannot be read", ranks)
+        children[0].kill()
+
+
+async def test_a_stopped_rank_is_noticed_by_the_steps_deadline(tmp_path, start_children):
+    children = start_children("good")
+    async with running(tmp_path, 1, step_timeout_s=0.3) as ranks:
+        await ranks.submit(batch(0)).output()
+        children[0].send_signal(signal.SIGSTOP)
+        ranks.submit(batch(1))
+        await within(2, "step 1: no output within 0.3 s", ranks)
+        children[0].kill()
+
+
+@pytest.mark.parametrize(
+    ("kind", "error"),
+    [
+        ("fail-start", "rank 1 failed: model_files_error: model.safetensors: damaged"),
+        ("die-start", "rank 1: ended before it was ready"),
+    ],
+)
+async def test_a_rank_that_cannot_start_is_told_at_once(tmp_path, start_children, kind, error):
+    start_children("good", kind)
+    with pytest.raises(RankError, match=error):
+        async with running(tmp_path, 2):
+            pass
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_a_rank_that_is_never_ready_is_named_at_the_deadline(tmp_path, start_children):
+    start_children("good", "silent")
+    with pytest.raises(RankError, match=r"ranks (0, )?1: not ready within 1"):
+        await start_ranks(run_dir=tmp_path, tp_size=2, start_timeout_s=1, step_timeout_s=1)
+
+
+async def test_no_rank_at_all_is_an_error_at_the_deadline(tmp_path):
+    with pytest.raises(RankError, match=r"ranks 0: not ready within 0\.1 s"):
+        await start_ranks(run_dir=tmp_path, tp_size=1, start_timeout_s=0.1, step_timeout_s=1)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("num_steps", [0, 1, BAD_STEP + 1])
+def test_no_rank_outlives_a_front_that_is_killed(tmp_path, start_children, num_steps):
+    children = start_children("hang", "hang")  # in step 3, if it comes to that
+    command = [sys.executable, "-m", "tests.rank.front_child", str(tmp_path), str(num_steps)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as front:
+        assert front.stdout is not None
+        assert front.stdout.readline() == b"running\n"
+        front.kill()
+    for child in children:
+        child.wait(timeout=6)
