@@ -75,8 +75,9 @@ class InferenceServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Generate(self, request, context):
-        """One prompt, its tokens as they come. The last message of each choice has a finish_reason; the last
-        message of the stream has usage.
+        """One prompt, its tokens as they come. The last message of each choice has a finish_reason; after all
+        choices comes one more message, with usage and, where asked for, the timeline. An error's trailing
+        metadata hold its kind (pdserve-error-kind) and, when to try again is known, retry-after-s.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

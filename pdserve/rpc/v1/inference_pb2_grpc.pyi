@@ -34,8 +34,9 @@ class InferenceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> InferenceAsyncStub: ...
     Generate: _grpc.UnaryStreamMultiCallable[_inference_pb2.GenerateRequest, _inference_pb2.GenerateResponse]
-    """One prompt, its tokens as they come. The last message of each choice has a finish_reason; the last
-    message of the stream has usage.
+    """One prompt, its tokens as they come. The last message of each choice has a finish_reason; after all
+    choices comes one more message, with usage and, where asked for, the timeline. An error's trailing
+    metadata hold its kind (pdserve-error-kind) and, when to try again is known, retry-after-s.
     """
     Abort: _grpc.UnaryUnaryMultiCallable[_inference_pb2.AbortRequest, _inference_pb2.AbortResponse]
     """Ends a request that another call is streaming, by the request_id that its messages carry."""
@@ -49,8 +50,9 @@ class InferenceStub:
 class InferenceAsyncStub(InferenceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Generate: _aio.UnaryStreamMultiCallable[_inference_pb2.GenerateRequest, _inference_pb2.GenerateResponse]  # type: ignore[assignment]
-    """One prompt, its tokens as they come. The last message of each choice has a finish_reason; the last
-    message of the stream has usage.
+    """One prompt, its tokens as they come. The last message of each choice has a finish_reason; after all
+    choices comes one more message, with usage and, where asked for, the timeline. An error's trailing
+    metadata hold its kind (pdserve-error-kind) and, when to try again is known, retry-after-s.
     """
     Abort: _aio.UnaryUnaryMultiCallable[_inference_pb2.AbortRequest, _inference_pb2.AbortResponse]  # type: ignore[assignment]
     """Ends a request that another call is streaming, by the request_id that its messages carry."""
@@ -67,8 +69,9 @@ class InferenceServicer(metaclass=_abc_1.ABCMeta):
         request: _inference_pb2.GenerateRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_inference_pb2.GenerateResponse], _abc.AsyncIterator[_inference_pb2.GenerateResponse]]:
-        """One prompt, its tokens as they come. The last message of each choice has a finish_reason; the last
-        message of the stream has usage.
+        """One prompt, its tokens as they come. The last message of each choice has a finish_reason; after all
+        choices comes one more message, with usage and, where asked for, the timeline. An error's trailing
+        metadata hold its kind (pdserve-error-kind) and, when to try again is known, retry-after-s.
         """
 
     @_abc_1.abstractmethod

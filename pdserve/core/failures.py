@@ -1,0 +1,34 @@
+"""From an error's kind and message, as they crossed a process border, back to the error.
+
+The other direction is ``PdserveError.kind`` and ``str()``.
+"""
+
+from pdserve.core.errors import InternalError, InvalidRequestError, OverloadedError, PdserveError
+
+DEFAULT_RETRY_AFTER_S = 1.0
+
+
+def error_of_kind(
+    kind: str, message: str, *, retry_after_s: float = DEFAULT_RETRY_AFTER_S
+) -> PdserveError:
+    """The error whose ``kind`` and ``str()`` these are; an InternalError where none has that
+    kind.
+    """
+    cls = _KINDS.get(kind, InternalError)
+    error = cls.__new__(cls)
+    Exception.__init__(error, message)  # classes with a constructor of their own compose the text
+    if isinstance(error, InvalidRequestError):
+        error.field = message.partition(": ")[0]
+    if isinstance(error, OverloadedError):
+        error.retry_after_s = retry_after_s
+    return error
+
+
+def _kinds(cls: type[PdserveError]) -> dict[str, type[PdserveError]]:
+    found = {cls.__new__(cls).kind: cls}
+    for child in cls.__subclasses__():
+        found |= _kinds(child)
+    return found
+
+
+_KINDS = _kinds(PdserveError)
