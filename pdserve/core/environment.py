@@ -17,3 +17,27 @@ def cache_dir() -> Path:
     if shared := os.environ.get("XDG_CACHE_HOME"):
         return Path(shared).expanduser().absolute() / "pdserve"
     return Path.home() / ".cache" / "pdserve"
+
+
+def set_up_private_ray() -> None:
+    """What a private Ray and its processes read from the environment, set before ray is imported.
+
+    They inherit it: no usage statistics, everything on the loopback interface (Ray calls that "no
+    cluster"), no killing of processes by free memory, no prestarted workers, no metrics; GPUs stay
+    visible to all ranks, which take their device by index. What the user has set stays.
+    """
+    for name, value in _PRIVATE_RAY.items():
+        os.environ.setdefault(name, value)
+
+
+_PRIVATE_RAY = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+    "RAY_memory_monitor_refresh_ms": "0",
+    "RAY_enable_worker_prestart": "0",
+    "RAY_prestart_worker_first_driver": "0",
+    "RAY_enable_metrics_collection": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # else a warning at every start
+    "RAY_DISABLE_DOCKER_CPU_WARNING": "1",
+    "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1",
+}

@@ -1,0 +1,88 @@
+"""The Ray actors: thin shells around what knows nothing of Ray.
+
+What a shell runs is loaded by name, inside its process: a front never imports torch, the command
+line neither. Errors cross as ``Failure``.
+
+    RankActor    ``run`` blocks the main thread until the rank ends
+    FrontActor   methods run in threads; the node or router lives in a loop of its own
+"""
+
+import logging
+import os
+
+import ray
+
+from pdserve.cluster import ENTRIES
+from pdserve.cluster.front import Front, RouterAddress
+from pdserve.cluster.incarnation import Incarnation
+from pdserve.cluster.outcome import Failure, failure_of
+from pdserve.cluster.own_loop import OwnLoop
+from pdserve.cluster.process_log import log_to_file
+from pdserve.core.node import NodeAddress
+from pdserve.core.plugin import load_plugin
+
+logger = logging.getLogger(__name__)
+
+CALL_THREADS = 4  # of a FrontActor: one waits in ``ended`` as long as it lives
+
+
+class RankActor:
+    """One rank process."""
+
+    def __init__(self, log_folder: str, name: str) -> None:
+        log_to_file(log_folder, name)
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def run(self, incarnation: Incarnation, rank: int) -> Failure | None:
+        """Be this rank until its front stops it or is gone."""
+        gpus = ray.get_runtime_context().get_accelerator_ids().get("GPU", [])
+        try:
+            load_plugin(ENTRIES["rank"])(incarnation, rank, int(gpus[0]) if gpus else None)
+        except Exception as error:  # the outermost function of a process
+            logger.exception("the rank failed")
+            return failure_of(error)
+        return None
+
+
+class FrontActor:
+    """The front of a node, or the router. ``start`` comes first, the others after its answer."""
+
+    def __init__(self, log_folder: str, name: str) -> None:
+        log_to_file(log_folder, name)
+        self._name = name
+        self._loop = OwnLoop(name)
+        self._front: Front | None = None
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def start(self, entry: str, order: object) -> NodeAddress | RouterAddress | Failure:
+        """Start what ``entry`` names with what it wants to be told."""
+        try:
+            self._front = self._loop.run(load_plugin(ENTRIES[entry])(order))
+        except Exception as error:  # the outermost function of a process
+            logger.exception("%s could not start", self._name)
+            return failure_of(error)
+        return self._started.address
+
+    def set_nodes(self, nodes: tuple[NodeAddress, ...]) -> None:
+        self._loop.run(self._started.set_nodes(nodes))
+
+    def ended(self) -> Failure:
+        """Wait until it cannot go on."""
+        return self._loop.run(_failure(self._started))
+
+    def close(self, grace_s: float) -> None:
+        self._loop.run(self._started.close(grace_s))
+
+    @property
+    def _started(self) -> Front:
+        assert self._front is not None, "start comes first"
+        return self._front
+
+
+async def _failure(front: Front) -> Failure:
+    error = await front.failed
+    return failure_of(error)

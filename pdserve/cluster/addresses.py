@@ -1,0 +1,75 @@
+"""Addresses and ports of this host: the one to announce, and which ports are free."""
+
+import errno
+import fcntl
+import socket
+import struct
+from dataclasses import replace
+
+from pdserve.core.config import NetworkConfig, RouterConfig
+from pdserve.core.errors import ConfigError
+
+_SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of an interface
+_NAME_BYTES = 15
+_ADDRESS = slice(20, 24)  # of the answer
+
+
+def host_address(network: NetworkConfig) -> str:
+    """The address that this host's processes bind and announce. Raises ConfigError."""
+    if network.interface is None:
+        return network.host
+    name = network.interface.encode()[:_NAME_BYTES]
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            answer = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", name))
+        except OSError as error:
+            known = ", ".join(name for _, name in socket.if_nameindex())
+            raise ConfigError(
+                f"network.interface: {network.interface!r} has no IPv4 address on "
+                f"{socket.gethostname()} ({error.strerror}); there are {known}"
+            ) from error
+    return socket.inet_ntoa(answer[_ADDRESS])
+
+
+def settled_ports(router: RouterConfig) -> RouterConfig:
+    """The router's section with both ports free and known: a router made anew keeps them.
+
+    Raises ConfigError where a port is taken.
+    """
+    for key in ("http_port", "grpc_port"):
+        port = getattr(router, key)
+        if port and not is_free(router.host, port):
+            raise ConfigError(
+                f"router.{key}: {router.host}:{port} is taken; choose another port, or 0 for any"
+            )
+    return replace(
+        router,
+        http_port=router.http_port or free_port(router.host),
+        grpc_port=router.grpc_port or free_port(router.host),
+    )
+
+
+def free_port(host: str) -> int:
+    """A port that nobody listens on now."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.bind((host, 0))
+        port = probe.getsockname()[1]
+    assert isinstance(port, int)
+    return port
+
+
+def is_free(host: str, port: int) -> bool:
+    """Whether a server could listen there now. Raises ConfigError where the host is not ours."""
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((host, port))
+            except OSError as error:
+                if error.errno in (errno.EADDRINUSE, errno.EACCES):
+                    return False
+                raise
+    except OSError as error:
+        raise ConfigError(f"router.host: cannot listen on {host!r}: {error}") from error
+    return True

@@ -1,0 +1,38 @@
+"""What a front process holds, as its actor sees it: a node or the router."""
+
+import asyncio
+from collections.abc import Awaitable
+from dataclasses import dataclass
+from typing import Protocol
+
+from pdserve.core.errors import PdserveError
+from pdserve.core.node import NodeAddress
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterAddress:
+    """Where the router listens, each ``host:port``."""
+
+    http: str
+    grpc: str
+
+
+class Front(Protocol):
+    """Made by one of the entries of ``pdserve.cluster``'s table, in the loop that it lives in."""
+
+    @property
+    def address(self) -> NodeAddress | RouterAddress: ...
+
+    @property
+    def failed(self) -> Awaitable[PdserveError]:
+        """Done, with the error as its result, when it cannot go on."""
+
+    async def set_nodes(self, nodes: tuple[NodeAddress, ...]) -> None:
+        """The nodes to talk to from now on."""
+
+    async def close(self, grace_s: float) -> None: ...
+
+
+def never() -> "asyncio.Future[PdserveError]":
+    """The ``failed`` of what cannot fail by itself; made in the loop it is awaited in."""
+    return asyncio.get_running_loop().create_future()

@@ -1,0 +1,156 @@
+"""Brings a cluster up and takes it down: name, model, Ray, nodes, router, run file.
+
+    opened_site    all that comes before the first process of ours; undone in reverse order
+    start_cluster  nodes side by side, then the router
+
+Owns the order. Who runs is the supervisor's business, how it runs the launcher's.
+"""
+
+import os
+import secrets
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from pdserve.cluster.addresses import settled_ports
+from pdserve.cluster.front import RouterAddress
+from pdserve.cluster.incarnation import shared_dir
+from pdserve.cluster.process_log import log_dir
+from pdserve.cluster.ray_launcher import RayLauncher, Site
+from pdserve.cluster.ray_session import joined_ray, private_ray
+from pdserve.cluster.resolve import Hardware, ResolvedCluster, cpus_needed, resolve
+from pdserve.cluster.run_file import Claim, RunRecord, claim, run_folder
+from pdserve.cluster.supervisor import Backoff, Supervisor
+from pdserve.core.clock import MonotonicClock
+from pdserve.core.config import ClusterConfig
+from pdserve.core.model_spec import read_model_spec
+from pdserve.models.fetch import locate
+
+Say = Callable[[str, str], None]  # a stage, and what there is to say about it
+
+_ANY_HARDWARE = Hardware(num_cpus=None, num_gpus=float("inf"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenedSite:
+    """Where a cluster can be started."""
+
+    site: Site
+    claim: Claim
+    record: RunRecord
+
+
+@contextmanager
+def opened_site(config: ClusterConfig, name: str | None, say: Say) -> Iterator[OpenedSite]:
+    """Check everything, claim the name and bring up Ray, inside the block. Main thread only.
+
+    Raises ConfigError or ModelFilesError.
+    """
+    with ExitStack() as undo:
+        config = replace(config, router=settled_ports(config.router))
+        model_dir = locate(config.model.source)
+        planned = resolve(config, read_model_spec(model_dir), _ANY_HARDWARE)
+        say("model", _describe_model(planned, model_dir))
+        held = claim(run_folder(), name)
+        undo.callback(held.release)
+        record = _first_record(held.name)
+        for leftover in record.leftovers:
+            undo.callback(shutil.rmtree, leftover, ignore_errors=True)
+        held.publish(record)
+        shutil.rmtree(record.log_dir, ignore_errors=True)
+        say("logs", record.log_dir)
+        began_s = time.monotonic()
+        hardware = undo.enter_context(_ray(planned, Path(record.leftovers[0])))
+        say("ray", f"{_describe_ray(config, hardware)} ({time.monotonic() - began_s:.1f} s)")
+        site = Site(
+            cluster=resolve(config, planned.model, hardware),
+            model_dir=model_dir,
+            run_token=record.run_token,
+            log_folder=held.name,
+        )
+        yield OpenedSite(site=site, claim=held, record=record)
+
+
+class Cluster:
+    """A cluster that serves. Ended by ``close`` or ``kill``."""
+
+    def __init__(self, supervisor: Supervisor, router: RouterAddress) -> None:
+        self._supervisor = supervisor
+        self.router = router
+
+    async def close(self, grace_s: float) -> None:
+        """Let requests finish for ``grace_s`` seconds, then end everything."""
+        await self._supervisor.close(grace_s)
+
+    async def kill(self) -> None:
+        """End everything at once."""
+        await self._supervisor.kill()
+
+
+async def start_cluster(opened: OpenedSite, say: Say) -> Cluster:
+    """Start everything and publish where it is. A start that fails leaves nothing running.
+
+    Raises the PdserveError of what could not start.
+    """
+    site = opened.site
+    config = site.cluster.config.router
+    supervisor = Supervisor(
+        RayLauncher(site, say),
+        site.cluster.nodes,
+        clock=MonotonicClock(),
+        backoff=Backoff(),
+        on_event=lambda event: say("cluster", event),
+    )
+    await supervisor.start()
+    router = RouterAddress(
+        http=f"{config.host}:{config.http_port}", grpc=f"{config.host}:{config.grpc_port}"
+    )
+    opened.claim.publish(
+        replace(
+            opened.record,
+            http_url=f"http://{router.http}",
+            grpc_address=router.grpc,
+            nodes=tuple(plan.name for plan in site.cluster.nodes),
+        )
+    )
+    return Cluster(supervisor, router)
+
+
+def _first_record(name: str) -> RunRecord:
+    run_token = secrets.token_hex(4)
+    ray_dir = tempfile.mkdtemp(prefix="pdserve-")  # short: Ray's sockets have 107 characters
+    return RunRecord(
+        name=name,
+        pid=os.getpid(),
+        run_token=run_token,
+        log_dir=str(log_dir(name)),
+        leftovers=(ray_dir, str(shared_dir(run_token))),
+    )
+
+
+def _ray(planned: ResolvedCluster, temp_dir: Path) -> AbstractContextManager[Hardware]:
+    address = planned.config.ray.address
+    if address == "local":
+        return private_ray(cpus_needed(planned.nodes), temp_dir)
+    return joined_ray(address)
+
+
+def _describe_model(planned: ResolvedCluster, model_dir: Path) -> str:
+    model, config = planned.model, planned.config.model
+    return (
+        f"{config.name}: {model.architecture}, {model.num_layers} layers, {config.dtype}, "
+        f"context {planned.max_model_len}, from {model_dir}"
+    )
+
+
+def _describe_ray(config: ClusterConfig, hardware: Hardware) -> str:
+    if config.ray.address == "local":
+        return "private"
+    return (
+        f"{config.ray.address}: {hardware.num_hosts} hosts, {hardware.num_cpus:g} CPUs, "
+        f"{hardware.num_gpus:g} GPUs"
+    )

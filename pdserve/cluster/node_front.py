@@ -1,0 +1,57 @@
+"""The front of a node in its process: ranks met, node started, one of two kinds."""
+
+import asyncio
+import logging
+
+from decode_node.server import RunningDecodeNode, start_decode_node
+from pdserve.cluster.addresses import host_address
+from pdserve.cluster.incarnation import Incarnation
+from pdserve.core.errors import PdserveError
+from pdserve.core.node import NodeAddress, Role
+from pdserve.rank.ring_ranks import start_ranks
+from pdserve.rank.running_node import RunningNode
+from prefill_node.server import start_prefill_node
+
+logger = logging.getLogger(__name__)
+
+
+class NodeFront:
+    """A ``Front``. ``set_nodes`` tells a decode node its prefill nodes."""
+
+    def __init__(self, node: RunningNode | RunningDecodeNode) -> None:
+        self._node = node
+
+    @property
+    def address(self) -> NodeAddress:
+        return self._node.address
+
+    @property
+    def failed(self) -> "asyncio.Future[PdserveError]":
+        return self._node.failed
+
+    async def set_nodes(self, nodes: tuple[NodeAddress, ...]) -> None:
+        if isinstance(self._node, RunningDecodeNode):
+            self._node.set_prefill_nodes(nodes)
+
+    async def close(self, grace_s: float) -> None:
+        await self._node.close(grace_s)
+
+
+async def start_front(incarnation: Incarnation) -> NodeFront:
+    """Meet the ranks, which start meanwhile, and serve. Raises PdserveError."""
+    plan, config = incarnation.plan, incarnation.cluster.config
+    spec = incarnation.cluster.node_spec(plan, incarnation.id, host_address(config.network))
+    ranks = await start_ranks(
+        run_dir=incarnation.make_run_dir(),
+        tp_size=plan.pool.tensor_parallel_size,
+        start_timeout_s=incarnation.start_timeout_s,
+        step_timeout_s=incarnation.step_timeout_s,
+    )
+    start = start_prefill_node if plan.role is Role.PREFILL else start_decode_node
+    try:
+        node = await start(spec, ranks)
+    except BaseException:
+        await ranks.close()
+        raise
+    logger.info("%s serves at %s", spec.incarnation, node.address.address)
+    return NodeFront(node)

@@ -1,0 +1,34 @@
+"""Where a process of the cluster writes: one file for each, whatever incarnation it is of.
+
+Log lines go there, and so does what libraries print; terminals show only the command's own lines.
+"""
+
+import logging
+import os
+import sys
+from pathlib import Path
+
+from pdserve.core.environment import cache_dir
+
+FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
+
+
+def log_dir(folder: str) -> Path:
+    """The directory of a cluster's logs on this host."""
+    return cache_dir() / "logs" / folder
+
+
+def log_to_file(folder: str, process: str) -> None:
+    """Send this process's log, stdout and stderr to ``process``.log, from now on."""
+    directory = log_dir(folder)
+    directory.mkdir(parents=True, exist_ok=True)
+    fd = os.open(directory / f"{process}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os.dup2(fd, 1)
+    os.dup2(fd, 2)
+    os.close(fd)
+    logging.basicConfig(
+        level=logging.INFO, format=FORMAT, handlers=[logging.StreamHandler(sys.stderr)], force=True
+    )
+    logging.captureWarnings(True)

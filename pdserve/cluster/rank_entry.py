@@ -1,0 +1,42 @@
+"""One rank of an incarnation in its process. Imports the engine, and with it torch."""
+
+from pdserve.cluster.incarnation import Incarnation
+from pdserve.engine.engine_config import EngineConfig
+from pdserve.rank.process import run_rank
+from pdserve.rank.spec import RankSpec
+
+
+def run_incarnation(incarnation: Incarnation, rank: int, device_index: int | None) -> None:
+    """Be rank ``rank`` until the front stops it or is gone. ``device_index``: the GPU Ray gave."""
+    run_rank(rank_spec(incarnation, rank, device_index))
+
+
+def rank_spec(incarnation: Incarnation, rank: int, device_index: int | None) -> RankSpec:
+    """What this rank is told."""
+    cluster, plan = incarnation.cluster, incarnation.plan
+    config, pool = cluster.config, plan.pool
+    engine = EngineConfig(
+        model_dir=incarnation.model_dir,
+        spec=cluster.model,
+        load_format=config.model.load_format,
+        device=plan.device if device_index is None else f"{plan.device}:{device_index}",
+        dtype=config.model.dtype,
+        tp_size=pool.tensor_parallel_size,
+        tp_rank=rank,
+        block_size=pool.block_size or config.kv_cache.block_size,
+        kv_dtype=config.kv_dtype,
+        kv_cache_bytes=pool.kv_cache_bytes,
+        max_num_seqs=pool.max_num_seqs,
+        max_num_batched_tokens=pool.max_num_batched_tokens,
+        max_model_len=cluster.max_model_len,
+        num_threads=pool.num_threads,
+        attention_backend=pool.attention_backend,
+    )
+    return RankSpec(
+        node=plan.name,
+        peer_id=incarnation.id,
+        run_dir=incarnation.make_run_dir(),
+        engine=engine,
+        kv_transfer=config.kv_transfer,
+        start_timeout_s=incarnation.start_timeout_s,
+    )

@@ -1,0 +1,146 @@
+"""Starts nodes and the router as Ray actors: a ``Launcher`` for the supervisor.
+
+Front and ranks of a node start side by side; the front meets the ranks in a directory of their
+host's shared memory. A start that fails or is cancelled leaves nothing running.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import ray
+from ray.util.placement_group import PlacementGroup
+
+from pdserve.cluster import placement
+from pdserve.cluster.actors import CALL_THREADS, FrontActor, RankActor
+from pdserve.cluster.front import RouterAddress
+from pdserve.cluster.incarnation import Incarnation, new_incarnation_id
+from pdserve.cluster.ray_processes import CONTROL_TIMEOUT_S, Process, ProcessGroup
+from pdserve.cluster.resolve import NodePlan, ResolvedCluster
+from pdserve.core.errors import NodeLostError, PdserveError
+from pdserve.core.node import NodeAddress
+
+PLACEMENT_TIMEOUT_S = 120.0  # for Ray to find room and start a process
+START_TIMEOUT_S = 600.0  # for the ranks to load the model
+STEP_TIMEOUT_S = 120.0  # a step that takes longer hangs
+
+Address = TypeVar("Address")
+
+_RankActor = ray.remote(RankActor)
+_FrontActor = ray.remote(FrontActor)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """What all starts of one cluster have in common."""
+
+    cluster: ResolvedCluster
+    model_dir: Path
+    run_token: str
+    log_folder: str
+
+
+class RayFront(Generic[Address]):
+    """A node or the router that runs: ``Running``, and where it listens."""
+
+    def __init__(self, address: Address, front: Process, processes: ProcessGroup) -> None:
+        self.address = address
+        self._front = front
+        self._processes = processes
+
+    async def set_nodes(self, nodes: tuple[NodeAddress, ...]) -> None:
+        await self._front.control("set_nodes", nodes, timeout_s=CONTROL_TIMEOUT_S)
+
+    async def ended(self) -> PdserveError:
+        return await self._processes.ended()
+
+    async def close(self, grace_s: float) -> None:
+        await self._processes.close(self._front, grace_s)
+
+    async def kill(self) -> None:
+        await self._processes.kill()
+
+
+class RayLauncher:
+    """A ``Launcher``. Says where each thing runs once it does."""
+
+    def __init__(self, site: Site, say: Callable[[str, str], None]) -> None:
+        self._site = site
+        self._say = say
+
+    async def start_node(self, plan: NodePlan) -> RayFront[NodeAddress]:
+        site = self._site
+        incarnation = Incarnation(
+            id=new_incarnation_id(plan.name),
+            cluster=site.cluster,
+            plan=plan,
+            model_dir=site.model_dir,
+            run_token=site.run_token,
+            log_folder=site.log_folder,
+            start_timeout_s=START_TIMEOUT_S,
+            step_timeout_s=STEP_TIMEOUT_S,
+        )
+        group = placement.place(plan)
+        front = self._front(plan.name, placement.front_options(group))
+        ranks = [self._rank(group, plan, rank) for rank in range(plan.pool.tensor_parallel_size)]
+        processes = ProcessGroup([front, *ranks], group)
+        for rank, process in enumerate(ranks):
+            processes.watch(process, process.start_call("run", incarnation, rank))
+        began_s = time.monotonic()
+        node = await _start(front, processes, "node", incarnation)
+        self._say(
+            plan.name, f"{_describe(plan, node.address)} ({time.monotonic() - began_s:.1f} s)"
+        )
+        return node
+
+    async def start_router(self) -> RayFront[RouterAddress]:
+        router = self._front("router", placement.router_options())
+        running = await _start(router, ProcessGroup([router], None), "router", self._site)
+        address = running.address
+        self._say("router", f"HTTP http://{address.http}, gRPC {address.grpc}")
+        return running
+
+    def _front(self, name: str, options: dict[str, Any]) -> Process:
+        actor = _FrontActor.options(max_concurrency=CALL_THREADS, **options).remote(
+            self._site.log_folder, name
+        )
+        return Process(name, actor)
+
+    def _rank(self, group: PlacementGroup, plan: NodePlan, rank: int) -> Process:
+        name = f"{plan.name}.rank-{rank}"
+        options = placement.rank_options(group, plan, rank)
+        return Process(name, _RankActor.options(**options).remote(self._site.log_folder, name))
+
+
+async def _start(
+    front: Process, processes: ProcessGroup, entry: str, order: object
+) -> RayFront[Any]:
+    """Start a front whose ranks start meanwhile; end them all if that fails."""
+    try:
+        await _wait_for_process(front)
+        async with asyncio.timeout(START_TIMEOUT_S):
+            address = await front.answer(front.start_call("start", entry, order))
+    except BaseException as error:
+        await asyncio.shield(processes.kill())
+        if isinstance(error, TimeoutError):
+            raise NodeLostError(f"{front.name}: did not start in {START_TIMEOUT_S:g} s") from error
+        raise
+    processes.watch(front, front.start_call("ended"))
+    return RayFront(address, front, processes)
+
+
+async def _wait_for_process(front: Process) -> None:
+    try:
+        await front.control("pid", timeout_s=PLACEMENT_TIMEOUT_S)
+    except NodeLostError as error:
+        raise NodeLostError(
+            f"{error}; has a host of the Ray cluster room for the whole node?"
+        ) from error
+
+
+def _describe(plan: NodePlan, address: NodeAddress) -> str:
+    num_ranks = plan.pool.tensor_parallel_size
+    return f"{address.address}, {num_ranks} rank{'s' if num_ranks > 1 else ''} on {plan.device}"

@@ -1,0 +1,72 @@
+"""Ray for one cluster: a private one that lives and dies with this process, or one to join.
+
+A private Ray listens on the loopback interface alone, has as many logical CPUs as are asked for
+(they place processes, they bind no cores) and its own temporary directory. ``set_up_private_ray``
+has to run before this module is imported. Call from the main thread: Ray's processes end with the
+thread that started them.
+"""
+
+import logging
+import math
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from pdserve.cluster.resolve import Hardware
+from pdserve.core.errors import ConfigError
+
+NAMESPACE = "pdserve"
+OBJECT_STORE_BYTES = 80 << 20  # about Ray's least: nothing of ours goes there
+
+
+@contextmanager
+def private_ray(num_cpus: float, temp_dir: Path) -> Iterator[Hardware]:
+    """A Ray of our own inside the block."""
+    _init(
+        address="local",
+        num_cpus=math.ceil(num_cpus),
+        include_dashboard=False,
+        object_store_memory=OBJECT_STORE_BYTES,
+        _temp_dir=str(temp_dir),
+    )
+    try:
+        yield replace(_hardware(), num_cpus=None)  # as many as were asked for
+    finally:
+        ray.shutdown()
+
+
+@contextmanager
+def joined_ray(address: str) -> Iterator[Hardware]:
+    """A connection to a running Ray cluster inside the block. Raises ConfigError."""
+    try:
+        _init(address=address)
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        raise ConfigError(f"ray.address: cannot join {address!r}: {error}") from error
+    try:
+        yield _hardware()
+    finally:
+        ray.shutdown()
+
+
+def _init(**options: Any) -> None:  # noqa: ANN401  (Ray's own)
+    """Connect quietly, without Ray's hand on the signals of this process."""
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        ray.init(log_to_driver=False, logging_level=logging.ERROR, namespace=NAMESPACE, **options)
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+
+
+def _hardware() -> Hardware:
+    resources = ray.cluster_resources()  # type: ignore[no-untyped-call]
+    nodes = ray.nodes()  # type: ignore[no-untyped-call]
+    return Hardware(
+        num_cpus=resources.get("CPU", 0),
+        num_gpus=resources.get("GPU", 0),
+        num_hosts=sum(node["Alive"] for node in nodes),
+    )

@@ -1,0 +1,212 @@
+"""From the cluster file, the model and the hardware to what each node is: pure, decided once, at
+start.
+
+Owns every default that depends on model or hardware (device, transport, steps in flight, context)
+and every check that needs them. Knows no process and no Ray.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from pdserve.core.config import ClusterConfig, DecodeConfig, PrefillConfig
+from pdserve.core.errors import ConfigError
+from pdserve.core.kv_layout import KvLayout
+from pdserve.core.model_spec import ModelSpec
+from pdserve.core.node import NodeSpec, Role
+
+DEPTH = {"cpu": 1, "cuda": 2}  # steps in flight
+FRONT_CPUS = 1.0  # what a front, and the router, ask Ray for
+ROUTER_CPUS = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hardware:
+    """What Ray has to give. None: as many as are asked for (logical CPUs of a private Ray)."""
+
+    num_cpus: float | None
+    num_gpus: float
+    num_hosts: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodePlan:
+    """One node of the cluster, whichever incarnation of it runs. ``device`` is cpu or cuda."""
+
+    name: str
+    role: Role
+    device: str
+    pool: PrefillConfig | DecodeConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResolvedCluster:
+    """The cluster file with nothing left to decide."""
+
+    config: ClusterConfig
+    model: ModelSpec
+    nodes: tuple[NodePlan, ...]  # prefill-0, …, decode-0, …
+    transport: str
+    max_model_len: int
+
+    def node_spec(self, plan: NodePlan, incarnation: str, host: str) -> NodeSpec:
+        """What the front of this node is told when it starts on ``host``."""
+        config = self.config
+        return NodeSpec(
+            name=plan.name,
+            role=plan.role,
+            incarnation=incarnation,
+            host=host,
+            port_range=config.network.port_range,
+            model=self.model,
+            dtype=config.model.dtype,
+            kv_dtype=config.kv_dtype,
+            block_size=plan.pool.block_size or config.kv_cache.block_size,
+            max_model_len=self.max_model_len,
+            pool=plan.pool,
+            prompt_classes=tuple(c.below for c in config.router.classes if c.below is not None),
+            kv_transfer=config.kv_transfer,
+            transport=self.transport,
+            depth=DEPTH[plan.device],
+        )
+
+
+def resolve(config: ClusterConfig, model: ModelSpec, hardware: Hardware) -> ResolvedCluster:
+    """Decide what the cluster file leaves open. Raises ConfigError naming the key."""
+    nodes = (
+        *_nodes(Role.PREFILL, config.prefill),
+        *_nodes(Role.DECODE, config.decode),
+    )
+    for plan in nodes:
+        _check_tensor_parallel(config, plan, model)
+    _check_fits(nodes, hardware)
+    _check_reachable(config, hardware)
+    _check_classes(config, nodes)
+    _check_local_prefill(config)
+    return ResolvedCluster(
+        config=config,
+        model=model,
+        nodes=nodes,
+        transport=_transport(config, nodes),
+        max_model_len=_max_model_len(config, model),
+    )
+
+
+def cpus_needed(nodes: Iterable[NodePlan]) -> float:
+    """Logical CPUs that all processes of the cluster ask Ray for."""
+    needed = ROUTER_CPUS
+    for plan in nodes:
+        pool = plan.pool
+        needed += FRONT_CPUS + pool.resources.num_cpus * pool.tensor_parallel_size
+    return needed
+
+
+def _nodes(role: Role, pool: PrefillConfig | DecodeConfig) -> Iterable[NodePlan]:
+    device = _device(role, pool)
+    for i in range(pool.replicas):
+        yield NodePlan(name=f"{role}-{i}", role=role, device=device, pool=pool)
+
+
+def _device(role: Role, pool: PrefillConfig | DecodeConfig) -> str:
+    num_gpus = pool.resources.num_gpus
+    if num_gpus > 1:
+        raise ConfigError(
+            f"{role}.resources.num_gpus: got {num_gpus:g}, but it counts the GPUs of one rank; "
+            f"for more of them raise {role}.tensor_parallel_size"
+        )
+    if pool.device == "auto":
+        return "cuda" if num_gpus else "cpu"
+    if pool.device == "cuda" and not num_gpus:
+        raise ConfigError(f"{role}.device: cuda needs {role}.resources.num_gpus: 1, got 0")
+    if pool.device == "cpu" and num_gpus:
+        raise ConfigError(f"{role}.device: cpu, but {role}.resources.num_gpus is {num_gpus:g}")
+    return pool.device
+
+
+def _check_tensor_parallel(config: ClusterConfig, plan: NodePlan, model: ModelSpec) -> None:
+    key, tp_size = f"{plan.role}.tensor_parallel_size", plan.pool.tensor_parallel_size
+    for what, count in (
+        ("attention heads", model.num_heads),
+        ("values of the MLP", model.intermediate_size),
+    ):
+        if count % tp_size:
+            raise ConfigError(f"{key}: {tp_size} ranks cannot share {count} {what} evenly")
+    try:
+        KvLayout(
+            num_layers=model.num_layers,
+            num_kv_heads=model.num_kv_heads,
+            head_size=model.head_size,
+            block_size=plan.pool.block_size or config.kv_cache.block_size,
+            dtype=config.kv_dtype,
+            tp_size=tp_size,
+        )
+    except ConfigError as error:
+        raise ConfigError(f"{plan.role}.{error}") from error
+
+
+def _check_fits(nodes: tuple[NodePlan, ...], hardware: Hardware) -> None:
+    num_gpus = sum(p.pool.resources.num_gpus * p.pool.tensor_parallel_size for p in nodes)
+    if num_gpus > hardware.num_gpus:
+        raise ConfigError(
+            f"prefill and decode ask for {num_gpus:g} GPUs (replicas × tensor_parallel_size × "
+            f"resources.num_gpus), but there are {hardware.num_gpus:g}"
+        )
+    num_cpus = cpus_needed(nodes)
+    if hardware.num_cpus is not None and num_cpus > hardware.num_cpus:
+        raise ConfigError(
+            f"nodes and router need {num_cpus:g} CPUs (each rank resources.num_cpus, each front "
+            f"{FRONT_CPUS:g}, the router {ROUTER_CPUS:g}), but the Ray cluster has "
+            f"{hardware.num_cpus:g}"
+        )
+
+
+def _check_reachable(config: ClusterConfig, hardware: Hardware) -> None:
+    network = config.network
+    if hardware.num_hosts > 1 and network.interface is None and network.host.startswith("127."):
+        raise ConfigError(
+            f"network.host: {network.host} cannot be reached from the other "
+            f"{hardware.num_hosts - 1} hosts of the Ray cluster; set network.interface"
+        )
+
+
+def _check_classes(config: ClusterConfig, nodes: tuple[NodePlan, ...]) -> None:
+    known = [plan.name for plan in nodes if plan.role is Role.PREFILL]
+    for i, prompt_class in enumerate(config.router.classes):
+        for name in prompt_class.prefill_nodes:
+            if name not in known:
+                raise ConfigError(
+                    f"router.classes[{i}].prefill_nodes: no prefill node is called {name!r}; "
+                    f"there are {', '.join(known) or 'none'}"
+                )
+
+
+def _check_local_prefill(config: ClusterConfig) -> None:
+    if config.decode.local_prefill_tokens:
+        return
+    if not config.prefill.replicas:
+        raise ConfigError(
+            "decode.local_prefill_tokens: 0 leaves nobody to prefill, since prefill.replicas is 0"
+        )
+    if config.router.local_prefill_below:
+        raise ConfigError(
+            "router.local_prefill_below: must be 0 where decode.local_prefill_tokens is 0, got "
+            f"{config.router.local_prefill_below}"
+        )
+
+
+def _transport(config: ClusterConfig, nodes: tuple[NodePlan, ...]) -> str:
+    devices = {plan.device for plan in nodes}
+    asked = config.kv_transfer.transport
+    if asked == "auto":
+        return "nccl" if devices == {"cuda"} else "grpc"
+    if asked == "nccl" and devices != {"cuda"}:
+        raise ConfigError("kv_transfer.transport: nccl needs GPUs on both sides; use grpc or gloo")
+    return asked
+
+
+def _max_model_len(config: ClusterConfig, model: ModelSpec) -> int:
+    asked = config.model.max_model_len
+    if asked is not None and asked > model.max_position:
+        raise ConfigError(
+            f"model.max_model_len: got {asked}, but the model ends at {model.max_position}"
+        )
+    return asked or model.max_position

@@ -1,0 +1,57 @@
+"""Runs a cluster until signals end it, and says what happens: the body of `pdserve serve`."""
+
+import asyncio
+import time
+
+from pdserve.cluster.console import Console
+from pdserve.cluster.launch import Cluster, OpenedSite, opened_site, start_cluster
+from pdserve.cluster.signals import (
+    StopRequestedError,
+    StopSignals,
+    caught_signals,
+    terminating_as_interrupt,
+    unless,
+)
+from pdserve.core.config import ClusterConfig
+
+
+def serve(config: ClusterConfig, name: str | None, grace_s: float, console: Console) -> int:
+    """Serve until a signal; 0 when all has ended in order. Main thread only."""
+    began_s = time.monotonic()
+    try:
+        with terminating_as_interrupt(), opened_site(config, name, console.say) as opened:
+            asyncio.run(_serve(opened, grace_s, console, began_s))
+    except KeyboardInterrupt:  # where no loop catches signals
+        console.say("stopped", "at once")
+        return 0
+    console.say("stopped", "nothing runs any more")
+    return 0
+
+
+async def _serve(opened: OpenedSite, grace_s: float, console: Console, began_s: float) -> None:
+    async with caught_signals() as signals:
+        try:
+            cluster = await unless(signals.first, start_cluster(opened, console.say))
+        except StopRequestedError:
+            return
+        _say_where(opened, cluster, console, time.monotonic() - began_s)
+        await signals.first.wait()
+        console.say("stopping", f"requests may finish for {grace_s:g} s; again: stop at once")
+        await close(cluster, grace_s, signals)
+
+
+async def close(cluster: Cluster, grace_s: float, signals: StopSignals) -> None:
+    """Close in order, or at once where a second signal comes."""
+    try:
+        await unless(signals.second, cluster.close(grace_s))
+    except StopRequestedError:
+        await cluster.kill()
+
+
+def _say_where(opened: OpenedSite, cluster: Cluster, console: Console, took_s: float) -> None:
+    url, model = f"http://{cluster.router.http}", opened.site.cluster.config.model.name
+    console.say("ready", f"after {took_s:.1f} s; Ctrl-C stops it. Try")
+    body = f'{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello!"}}]}}'
+    console.line(f"  curl {url}/v1/chat/completions -H 'Content-Type: application/json' \\\\")
+    console.line(f"       -d '{body}'")
+    console.line(f"  pdserve status --name {opened.claim.name}")

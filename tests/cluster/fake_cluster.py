@@ -1,0 +1,83 @@
+"""A launcher whose nodes are nothing but futures, for the supervisor's tests."""
+
+import asyncio
+from dataclasses import dataclass, field
+
+from pdserve.cluster.resolve import NodePlan
+from pdserve.core.errors import PdserveError
+from pdserve.core.node import NodeAddress
+
+
+class FakeRunning:
+    """Ends when its test says so; remembers what it was told."""
+
+    def __init__(self, address: NodeAddress | None) -> None:
+        self._address = address
+        self.death: asyncio.Future[PdserveError] = asyncio.get_running_loop().create_future()
+        self.told: list[tuple[str, ...]] = []
+        self.closed_with: list[float] = []
+        self.num_kills = 0
+
+    @property
+    def address(self) -> NodeAddress:
+        assert self._address is not None
+        return self._address
+
+    async def set_nodes(self, nodes: tuple[NodeAddress, ...]) -> None:
+        if self.death.done():
+            raise self.death.result()
+        self.told.append(tuple(node.incarnation for node in nodes))
+
+    async def ended(self) -> PdserveError:
+        return await asyncio.shield(self.death)
+
+    async def close(self, grace_s: float) -> None:
+        self.closed_with.append(grace_s)
+
+    async def kill(self) -> None:
+        self.num_kills += 1
+
+
+@dataclass
+class FakeLauncher:
+    """Starts fakes; ``refuse`` maps a name to the errors of its next starts."""
+
+    refuse: dict[str, list[PdserveError]] = field(default_factory=dict)
+    nodes: dict[str, list[FakeRunning]] = field(default_factory=dict)
+    routers: list[FakeRunning] = field(default_factory=list)
+    order: list[str] = field(default_factory=list)
+    num_started: asyncio.Condition = field(default_factory=asyncio.Condition)
+
+    async def start_node(self, plan: NodePlan) -> FakeRunning:
+        await self._refuse(plan.name)
+        incarnations = self.nodes.setdefault(plan.name, [])
+        address = NodeAddress(
+            name=plan.name,
+            role=plan.role,
+            incarnation=f"{plan.name}#{len(incarnations)}",
+            address="127.0.0.1:1",
+        )
+        incarnations.append(FakeRunning(address))
+        await self._count(plan.name)
+        return incarnations[-1]
+
+    async def start_router(self) -> FakeRunning:
+        await self._refuse("router")
+        self.routers.append(FakeRunning(None))
+        await self._count("router")
+        return self.routers[-1]
+
+    async def started(self, name: str, count: int) -> None:
+        """Wait until ``name`` was started ``count`` times."""
+        async with asyncio.timeout(5), self.num_started:
+            await self.num_started.wait_for(lambda: self.order.count(name) >= count)
+
+    async def _refuse(self, name: str) -> None:
+        await asyncio.sleep(0)
+        if errors := self.refuse.get(name):
+            raise errors.pop(0)
+
+    async def _count(self, name: str) -> None:
+        async with self.num_started:
+            self.order.append(name)
+            self.num_started.notify_all()
