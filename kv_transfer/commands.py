@@ -1,17 +1,19 @@
 """What a front tells its ranks' KV endpoints, and what they tell back: plain data, no I/O.
 
-The sender side names token ranges of a handoff, never blocks of the other node; each side knows its own
-block table, so a late or wrong message can not write into blocks that are not its own. A *peer* is the
-other node's incarnation: a node that was made anew is another peer.
+The sender side names token ranges of a handoff, never blocks of the other node; each side knows its
+own block table, so a late or wrong message can not write into blocks that are not its own. A *peer*
+is the other node's incarnation: a node that was made anew is another peer.
 
-    front of P ── ConnectPeer, PushTokens, CancelSend ──> sender ranks
-    front of D ── AcceptPeer, ExpectHandoff, CancelReceive ──> receiver ranks
-    sender ranks ── PeerConnected, PeerLost, HandoffSent, HandoffFailed, SendDrained ──> front of P
-    receiver ranks ── PeerConnected, PeerLost, HandoffReceived, HandoffFailed, ReceiveDrained ──> front of D
+    front of P ── ConnectPeer, ClosePeer, PushTokens, CancelSend ──> sender ranks
+    front of D ── AcceptPeer, ClosePeer, ExpectHandoff, CancelReceive ──> receiver ranks
+    sender ranks ── PeerConnected, PeerLost,
+                    HandoffSent, HandoffFailed, SendDrained ──> front of P
+    receiver ranks ── PeerConnected, PeerLost,
+                      HandoffReceived, HandoffFailed, ReceiveDrained ──> front of D
 
-Every rank of a node gets every command and answers for itself; a rank that has nothing to send or to
-receive for a handoff (its heads come from a replica) answers at once all the same, so a front always waits for all its
-ranks.
+Every rank of a node gets every command and answers for itself; a rank that has nothing to send or
+to receive for a handoff (its heads come from a replica) answers at once all the same, so a front
+always waits for all its ranks.
 """
 
 from dataclasses import dataclass
@@ -22,7 +24,7 @@ from pdserve.core.request import HandoffId
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peer:
-    """The other node as KV endpoints see it. ``addresses[r]`` is ``host:port`` of rank r's KV endpoint."""
+    """The other node as KV endpoints see it. ``addresses[r]``: ``host:port`` of rank r."""
 
     peer_id: str
     layout: KvLayout
@@ -32,7 +34,7 @@ class Peer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectPeer:
-    """Sender side: make links to the receiver ranks that reshard names, and warm them in both directions."""
+    """Sender side: make links to the receiver ranks that reshard names, warmed both ways."""
 
     peer: Peer
 
@@ -53,7 +55,7 @@ class ClosePeer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpectHandoff:
-    """Receiver side: KV of tokens [0, num_tokens) will come from ``peer_id`` and belongs into ``blocks``."""
+    """Receiver side: KV of tokens [0, num_tokens) will come from ``peer_id`` into ``blocks``."""
 
     handoff: HandoffId
     peer_id: str
@@ -65,9 +67,9 @@ class ExpectHandoff:
 class PushTokens:
     """Sender side: KV of tokens [start, stop) is computed; send it.
 
-    ``blocks`` is the sequence's block table up to ``stop`` or longer. Ranges of one handoff follow each
-    other without gaps from 0; all but the last end on a multiple of the exchange unit of the pair (the
-    greatest common divisor of both block sizes); ``last`` marks the end of the handoff.
+    ``blocks`` is the sequence's block table up to ``stop`` or longer. Ranges of one handoff follow
+    each other without gaps from 0; all but the last end on a multiple of the exchange unit of the
+    pair (the greatest common divisor of both block sizes); ``last`` marks the end of the handoff.
     """
 
     handoff: HandoffId
@@ -80,14 +82,14 @@ class PushTokens:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CancelSend:
-    """Sender side: send nothing more of this handoff; answer SendDrained once no block of it is being read."""
+    """Sender side: send nothing more; answer SendDrained once no block is being read."""
 
     handoff: HandoffId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CancelReceive:
-    """Receiver side: drop what still comes; answer ReceiveDrained once no block of it is being written."""
+    """Receiver side: drop what still comes; ReceiveDrained once no block is being written."""
 
     handoff: HandoffId
 
@@ -106,7 +108,10 @@ class PeerConnected:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerLost:
-    """A link with the peer broke or could not be made; all are closed. Reconnecting is the front's decision."""
+    """A link with the peer broke or could not be made; all are closed.
+
+    Reconnecting is the front's decision.
+    """
 
     peer_id: str
     reason: str

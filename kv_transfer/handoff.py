@@ -1,4 +1,4 @@
-"""One handoff, on either side, without any I/O: what may be sent, when blocks are free, what failed.
+"""One handoff, on either side, without I/O: what may be sent, when blocks are free, what failed.
 
 The sender's side; the prefill node owns its blocks until Free, which comes exactly once:
 
@@ -14,8 +14,8 @@ The receiver's side; blocks may be reused after Drained, or read after Ready:
        `--Abort / RankFailed / PeerGone--> DRAINING             Cancel (and Report, if it failed)
                                               `--all ranks Drained--> DONE   Drained
 
-A rank answers Cancel with Drained in every case, also when it had finished or failed before. Late or
-doubled news of a settled handoff means nothing.
+A rank answers Cancel with Drained in every case, also when it had finished or failed before. Late
+or doubled news of a settled handoff means nothing.
 """
 
 from dataclasses import dataclass
@@ -80,7 +80,7 @@ ReceiverEvent = RankReceived | RankFailed | RankDrained | Abort | PeerGone
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Push:
-    """Send KV of positions [start, stop)."""
+    """Send KV of positions [start, stop). Empty only if ``last``: all of it was pushed before."""
 
     start: int
     stop: int
@@ -126,12 +126,13 @@ class _State(Enum):
 
 
 class SenderHandoff:
-    """The prefill node's side. ``unit``: ranges but the last end on a multiple of so many tokens."""
+    """The prefill node's side. ``unit``: pushes but the last end on its multiples."""
 
     def __init__(self, *, num_ranks: int, unit: int) -> None:
         self._state = _State.MOVING
         self._unit = unit
         self._num_pushed = 0
+        self._is_complete = False
         self._moving = set(range(num_ranks))
         self._draining = set(range(num_ranks))
 
@@ -140,6 +141,7 @@ class SenderHandoff:
             case _State.MOVING, TokensComputed(num_tokens=num_tokens, last=last):
                 return self._push(num_tokens, last)
             case _State.MOVING, RankSent(rank=rank):
+                assert self._is_complete, "a rank can not have sent what was not pushed"
                 self._moving.discard(rank)
                 return self._settle_if(not self._moving)
             case _State.MOVING, Abort():
@@ -155,11 +157,14 @@ class SenderHandoff:
 
     def _push(self, num_tokens: int, last: bool) -> list[SenderAction]:
         start, stop = self._num_pushed, num_tokens
+        assert not self._is_complete, "the whole prompt was computed before"
+        assert stop >= start, "tokens are computed in order"
         if not last:
             stop -= stop % self._unit
-        if stop <= start:
-            return []
+            if stop <= start:
+                return []
         self._num_pushed = stop
+        self._is_complete = last
         return [Push(start=start, stop=stop, last=last)]
 
     def _drain(self) -> list[SenderAction]:
