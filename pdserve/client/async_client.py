@@ -1,0 +1,138 @@
+"""The asynchronous client of the public gRPC API."""
+
+from collections.abc import AsyncIterator, Awaitable, Sequence
+from typing import Literal, Self, Unpack, overload
+
+import grpc
+
+from pdserve.client import messages
+from pdserve.client.messages import Message, Prompt, SamplingOptions
+from pdserve.client.results import Chunk, Completion, ModelInfo, NodeLoad, ServerInfo
+from pdserve.rpc.session import CHANNEL_OPTIONS
+from pdserve.rpc.v1 import inference_pb2 as pb
+from pdserve.rpc.v1 import inference_pb2_grpc
+
+
+class AsyncClient:
+    """Talks to a router's gRPC port, from one event loop.
+
+        async with AsyncClient("127.0.0.1:8001") as client:
+            answer = await client.generate("The capital of France is", max_tokens=8)
+            async for chunk in client.generate("Once upon a time", stream=True):
+                print(chunk.text, end="", flush=True)
+
+    Every method raises the errors of ``pdserve.core.errors``.
+    """
+
+    def __init__(self, address: str) -> None:
+        self._channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+        self._stub = inference_pb2_grpc.InferenceStub(self._channel)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connection; requests that still run are aborted."""
+        await self._channel.close()
+
+    @overload
+    def generate(
+        self,
+        prompt: Prompt,
+        *,
+        stream: Literal[False] = False,
+        model: str | None = None,
+        timeline: bool = False,
+        label: str | None = None,
+        timeout_s: float | None = None,
+        **sampling: Unpack[SamplingOptions],
+    ) -> Awaitable[Completion]: ...
+
+    @overload
+    def generate(
+        self,
+        prompt: Prompt,
+        *,
+        stream: Literal[True],
+        model: str | None = None,
+        timeline: bool = False,
+        label: str | None = None,
+        timeout_s: float | None = None,
+        **sampling: Unpack[SamplingOptions],
+    ) -> AsyncIterator[Chunk]: ...
+
+    def generate(
+        self,
+        prompt: Prompt,
+        *,
+        stream: bool = False,
+        model: str | None = None,
+        timeline: bool = False,
+        label: str | None = None,
+        timeout_s: float | None = None,
+        **sampling: Unpack[SamplingOptions],
+    ) -> Awaitable[Completion] | AsyncIterator[Chunk]:
+        """Answer a text, token ids or chat messages; ``sampling`` are ``SamplingOptions``.
+
+        Await it; with ``stream`` iterate it for the chunks as they come; closing the iteration
+        aborts the request. ``timeline`` asks for the stages of the request, ``label`` names it in
+        the router's log.
+        """
+        request = messages.generate_request(
+            prompt, sampling, model=model, timeline=timeline, label=label
+        )
+        chunks = self._chunks(request, timeout_s)
+        return chunks if stream else _completion(chunks)
+
+    async def abort(self, request_id: str) -> bool:
+        """End a request that is being streamed elsewhere; False where it is not running."""
+        with messages.raising():
+            return (await self._stub.Abort(pb.AbortRequest(request_id=request_id))).found
+
+    async def model_info(self) -> ModelInfo:
+        """What is served."""
+        with messages.raising():
+            return messages.model_info_of(await self._stub.GetModelInfo(pb.GetModelInfoRequest()))
+
+    async def server_info(self) -> ServerInfo:
+        """Whether the router is ready, and which routes it took."""
+        with messages.raising():
+            request = pb.GetServerInfoRequest()
+            return messages.server_info_of(await self._stub.GetServerInfo(request))
+
+    async def loads(self) -> tuple[NodeLoad, ...]:
+        """The load of every node."""
+        with messages.raising():
+            return messages.loads_of(await self._stub.GetLoads(pb.GetLoadsRequest()))
+
+    async def tokenize(
+        self, text: str | Sequence[Message], *, add_special_tokens: bool = True
+    ) -> tuple[int, ...]:
+        """Token ids of a text, or of chat messages by the model's template."""
+        request = messages.tokenize_request(text, add_special_tokens)
+        with messages.raising():
+            return tuple((await self._stub.Tokenize(request)).token_ids)
+
+    async def detokenize(self, token_ids: Sequence[int]) -> str:
+        """The text of token ids."""
+        request = messages.detokenize_request(token_ids)
+        with messages.raising():
+            return (await self._stub.Detokenize(request)).text
+
+    async def _chunks(
+        self, request: pb.GenerateRequest, timeout_s: float | None
+    ) -> AsyncIterator[Chunk]:
+        call = self._stub.Generate(request, timeout=timeout_s)
+        try:
+            with messages.raising():
+                async for message in call:
+                    yield messages.chunk_of(message)
+        finally:
+            call.cancel()
+
+
+async def _completion(chunks: AsyncIterator[Chunk]) -> Completion:
+    return messages.completion_of([chunk async for chunk in chunks])

@@ -1,0 +1,130 @@
+"""The synchronous client of the public gRPC API."""
+
+from collections.abc import Iterator, Sequence
+from typing import Literal, Self, Unpack, overload
+
+import grpc
+
+from pdserve.client import messages
+from pdserve.client.messages import Message, Prompt, SamplingOptions
+from pdserve.client.results import Chunk, Completion, ModelInfo, NodeLoad, ServerInfo
+from pdserve.rpc.session import CHANNEL_OPTIONS
+from pdserve.rpc.v1 import inference_pb2 as pb
+from pdserve.rpc.v1 import inference_pb2_grpc
+
+
+class Client:
+    """Talks to a router's gRPC port; threads may share it.
+
+        with Client("127.0.0.1:8001") as client:
+            print(client.generate("The capital of France is", max_tokens=8, temperature=0).text)
+            for chunk in client.generate([{"role": "user", "content": "Hi!"}], stream=True):
+                print(chunk.text, end="", flush=True)
+
+    Every method raises the errors of ``pdserve.core.errors``.
+    """
+
+    def __init__(self, address: str) -> None:
+        self._channel = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+        self._stub = inference_pb2_grpc.InferenceStub(self._channel)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection; requests that still run are aborted."""
+        self._channel.close()
+
+    @overload
+    def generate(
+        self,
+        prompt: Prompt,
+        *,
+        stream: Literal[False] = False,
+        model: str | None = None,
+        timeline: bool = False,
+        label: str | None = None,
+        timeout_s: float | None = None,
+        **sampling: Unpack[SamplingOptions],
+    ) -> Completion: ...
+
+    @overload
+    def generate(
+        self,
+        prompt: Prompt,
+        *,
+        stream: Literal[True],
+        model: str | None = None,
+        timeline: bool = False,
+        label: str | None = None,
+        timeout_s: float | None = None,
+        **sampling: Unpack[SamplingOptions],
+    ) -> Iterator[Chunk]: ...
+
+    def generate(
+        self,
+        prompt: Prompt,
+        *,
+        stream: bool = False,
+        model: str | None = None,
+        timeline: bool = False,
+        label: str | None = None,
+        timeout_s: float | None = None,
+        **sampling: Unpack[SamplingOptions],
+    ) -> Completion | Iterator[Chunk]:
+        """Answer a text, token ids or chat messages; ``sampling`` are ``SamplingOptions``.
+
+        With ``stream`` the chunks as they come; leaving the iteration aborts the request.
+        ``timeline`` asks for the stages of the request, ``label`` names it in the router's log.
+        """
+        request = messages.generate_request(
+            prompt, sampling, model=model, timeline=timeline, label=label
+        )
+        chunks = self._chunks(request, timeout_s)
+        return chunks if stream else messages.completion_of(chunks)
+
+    def abort(self, request_id: str) -> bool:
+        """End a request that is being streamed elsewhere; False where it is not running."""
+        with messages.raising():
+            return self._stub.Abort(pb.AbortRequest(request_id=request_id)).found
+
+    def model_info(self) -> ModelInfo:
+        """What is served."""
+        with messages.raising():
+            return messages.model_info_of(self._stub.GetModelInfo(pb.GetModelInfoRequest()))
+
+    def server_info(self) -> ServerInfo:
+        """Whether the router is ready, and which routes it took."""
+        with messages.raising():
+            return messages.server_info_of(self._stub.GetServerInfo(pb.GetServerInfoRequest()))
+
+    def loads(self) -> tuple[NodeLoad, ...]:
+        """The load of every node."""
+        with messages.raising():
+            return messages.loads_of(self._stub.GetLoads(pb.GetLoadsRequest()))
+
+    def tokenize(
+        self, text: str | Sequence[Message], *, add_special_tokens: bool = True
+    ) -> tuple[int, ...]:
+        """Token ids of a text, or of chat messages by the model's template."""
+        request = messages.tokenize_request(text, add_special_tokens)
+        with messages.raising():
+            return tuple(self._stub.Tokenize(request).token_ids)
+
+    def detokenize(self, token_ids: Sequence[int]) -> str:
+        """The text of token ids."""
+        request = messages.detokenize_request(token_ids)
+        with messages.raising():
+            return self._stub.Detokenize(request).text
+
+    def _chunks(self, request: pb.GenerateRequest, timeout_s: float | None) -> Iterator[Chunk]:
+        call = self._stub.Generate(request, timeout=timeout_s)
+        try:
+            with messages.raising():
+                for message in call:
+                    yield messages.chunk_of(message)
+        finally:
+            call.cancel()

@@ -1,0 +1,69 @@
+"""What an answer looks like on the wire, as far as all HTTP formats agree: the Protocol, usage,
+timelines, and log-probabilities as JSON can hold them.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import Protocol
+
+from pdserve.core.timeline import Timeline
+from router.generation import Delta, Generation, Usage
+from router.inbox import RequestOver
+
+Json = dict[str, object]
+
+LEAST_LOGPROB = -9999.0  # JSON has no infinity; OpenAI and vLLM use this for it
+
+
+class AnswerFormat(Protocol):
+    """Turns one call's deltas into JSON objects. One object serves one call."""
+
+    @property
+    def streamed(self) -> bool: ...
+
+    def whole(self, answers: Sequence[Delta], generation: Generation) -> Json:
+        """The body of an answer that is not streamed."""
+        ...
+
+    def events(self, delta: Delta) -> Iterator[Json]:
+        """What a delta is in a stream."""
+        ...
+
+    def last_event(self, generation: Generation) -> Json | None:
+        """What comes after all deltas, if anything."""
+        ...
+
+
+def usage_json(usage: Usage) -> Json:
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+    }
+
+
+def timeline_json(overs: Sequence[RequestOver]) -> Json:
+    """``timeline`` of a call with one prompt, ``timelines`` of one with several."""
+    if len(overs) == 1:
+        return {"timeline": _timeline(overs[0])}
+    return {"timelines": [_timeline(over) for over in overs]}
+
+
+def json_logprob(logprob: float) -> float:
+    return max(logprob, LEAST_LOGPROB)
+
+
+def _timeline(over: RequestOver) -> Json | None:
+    timeline: Timeline | None = over.timeline
+    if timeline is None:
+        return None
+    return {
+        "route": timeline.route.value,
+        "stages": [asdict(stage) for stage in timeline.stages],
+        "nodes": list(dict.fromkeys(stage.node for stage in timeline.stages)),
+        "kv_bytes": timeline.kv_bytes,
+        "transport": timeline.transport,
+        "num_preemptions": timeline.num_preemptions,
+        "num_attempts": over.num_attempts,
+        "explain": over.explain,
+    }

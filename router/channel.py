@@ -1,0 +1,282 @@
+"""The router's gRPC sessions with the nodes: connected, watched, and made anew when they break.
+
+``Channels`` holds one task per node. What nodes say goes into ``news``, in order; who owns which
+request is the dispatcher's business. A session has a number of its own, so that the end of one is
+never taken for the end of its successor.
+"""
+
+import asyncio
+import itertools
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
+from contextlib import aclosing
+from dataclasses import replace
+
+import grpc
+
+from pdserve.core.errors import NodeLostError
+from pdserve.core.node import NodeAddress, Role
+from pdserve.core.request import Request, RequestKey
+from pdserve.rpc.convert import (
+    failure_from_proto,
+    output_from_proto,
+    request_to_proto,
+    timeline_from_proto,
+)
+from pdserve.rpc.session import (
+    CHANNEL_OPTIONS,
+    DEFAULT_SILENCE_S,
+    PROTOCOL_VERSION,
+    Outbox,
+    listen,
+)
+from pdserve.rpc.v1 import session_pb2, session_pb2_grpc
+from router.nodes import LostNews, News, NodeState, NodeView, RankPlace, StateNews, StepNews
+
+FIRST_BACKOFF_S, MAX_BACKOFF_S = 0.1, 2.0
+REFUSED_BACKOFF_S = 10.0  # a node that does not fit is asked again, in case it is replaced
+
+logger = logging.getLogger(__name__)
+
+_NodeMessage = session_pb2.DecodeMessage | session_pb2.WatchMessage
+
+
+class Channels:
+    """All nodes of the cluster. Every method is called from the event loop's thread."""
+
+    def __init__(
+        self, *, router_id: str, model_fingerprint: str, silence_s: float = DEFAULT_SILENCE_S
+    ) -> None:
+        self.news: asyncio.Queue[News] = asyncio.Queue()
+        self._left_ready: set[Role] = set()  # roles of nodes that were ready and left
+        self._hello = session_pb2.RouterHello(
+            router_id=router_id,
+            protocol_version=PROTOCOL_VERSION,
+            model_fingerprint=model_fingerprint,
+        )
+        self._silence_s = silence_s
+        self._session_numbers = itertools.count(1)
+        self._channels: dict[str, _NodeChannel] = {}
+        self._closing: set[asyncio.Task[None]] = set()
+
+    def set_nodes(self, addresses: Iterable[NodeAddress]) -> None:
+        """Connect to new nodes, leave those not named any more, reconnect those that moved."""
+        wanted = {address.name: address for address in addresses}
+        for name, channel in list(self._channels.items()):
+            if wanted.get(name) != channel.view.address:
+                del self._channels[name]
+                if channel.view.was_ready:
+                    self._left_ready.add(channel.view.role)
+                closing = asyncio.create_task(channel.close("it left the cluster"))
+                self._closing.add(closing)
+                closing.add_done_callback(self._closing.discard)
+        for name, address in wanted.items():
+            if name not in self._channels:
+                self._channels[name] = _NodeChannel(
+                    address, self._hello, self.news, self._session_numbers, self._silence_s
+                )
+
+    def views(self) -> tuple[NodeView, ...]:
+        return tuple(channel.view for channel in self._channels.values())
+
+    def had_ready(self) -> frozenset[Role]:
+        """The roles of which some node was ready at some time."""
+        now = {view.role for view in self.views() if view.was_ready}
+        return frozenset(now | self._left_ready)
+
+    def submit(self, node: str, request: Request) -> int:
+        """Send a request; returns the number of the session that carries it.
+
+        Raises NodeLostError where the node is not connected.
+        """
+        channel = self._channels.get(node)
+        if channel is None or channel.view.session is None:
+            raise NodeLostError(f"{node}: not connected")
+        channel.send(session_pb2.RouterMessage(submit=request_to_proto(request)))
+        return channel.view.session
+
+    def abort(self, node: str, session: int, key: RequestKey) -> None:
+        """Tell the node to end a request, if the session that carried it still lives."""
+        channel = self._channels.get(node)
+        if channel is not None and channel.view.session == session:
+            message = session_pb2.RequestKey(request_id=key.request_id, attempt=key.attempt)
+            channel.send(session_pb2.RouterMessage(abort=message))
+
+    async def close(self) -> None:
+        """Leave all nodes; they free what this router owned there."""
+        self.set_nodes(())
+        await asyncio.gather(*self._closing)
+
+
+class _NodeChannel:
+    """One node: its task, its view, and the outbox of its live session."""
+
+    def __init__(
+        self,
+        address: NodeAddress,
+        hello: session_pb2.RouterHello,
+        news: asyncio.Queue[News],
+        session_numbers: Iterator[int],
+        silence_s: float,
+    ) -> None:
+        self.view = NodeView(
+            address=address,
+            session=None,
+            max_model_len=None,
+            ranks=(),
+            state=None,
+            was_ready=False,
+            problem=None,
+        )
+        self._hello = hello
+        self._news = news
+        self._session_numbers = session_numbers
+        self._silence_s = silence_s
+        self._outbox = _new_outbox()
+        self._task = asyncio.create_task(self._run(), name=f"session with {address.name}")
+
+    def send(self, message: session_pb2.RouterMessage) -> None:
+        self._outbox.put(message)
+
+    async def close(self, reason: str) -> None:
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        self._lose(NodeLostError(f"{self.view.name}: {reason}"))
+
+    async def _run(self) -> None:
+        backoff_s = FIRST_BACKOFF_S
+        while True:
+            try:
+                async with aclosing(self._messages()) as messages:
+                    async for message in messages:
+                        self._take(message)
+                        backoff_s = FIRST_BACKOFF_S
+                error = NodeLostError(f"{self.view.name}: it closed the session")
+            except NodeLostError as lost:
+                error = lost
+            backoff_s = REFUSED_BACKOFF_S if _is_refusal(error) else backoff_s
+            self._lose(error)
+            await asyncio.sleep(backoff_s)
+            backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
+
+    async def _messages(self) -> AsyncGenerator[_NodeMessage, None]:
+        """One session from its beginning to its end."""
+        address = self.view.address
+        # A channel of its own each time: gRPC's waits between connection attempts grow to minutes.
+        async with grpc.aio.insecure_channel(address.address, options=CHANNEL_OPTIONS) as channel:
+            peer = f"{address.name} at {address.address}"
+            async for message in listen(self._call(channel), peer=peer, silence_s=self._silence_s):
+                yield message
+
+    def _call(self, channel: grpc.aio.Channel) -> AsyncIterator[_NodeMessage]:
+        if self.view.role is Role.PREFILL:
+            return aiter(session_pb2_grpc.PrefillNodeStub(channel).Watch(self._hello))
+        self._outbox = _new_outbox()
+        self._outbox.put(session_pb2.RouterMessage(hello=self._hello))
+        return aiter(session_pb2_grpc.DecodeNodeStub(channel).Session(aiter(self._outbox)))
+
+    def _take(self, message: _NodeMessage) -> None:
+        match message.WhichOneof("message"):
+            case "welcome":
+                self._welcome(message.welcome)
+            case "status":
+                self._tell_state(message.status)
+            case "outputs":
+                assert isinstance(message, session_pb2.DecodeMessage)
+                self._news.put_nowait(self._step_news(message.outputs))
+
+    def _step_news(self, outputs: session_pb2.StepOutputs) -> StepNews:
+        try:
+            return _step_news(self.view.name, outputs)
+        except ValueError as error:
+            raise NodeLostError(
+                f"{self.view.name}: it said what makes no sense: {error}"
+            ) from error
+
+    def _welcome(self, welcome: session_pb2.NodeWelcome) -> None:
+        address = self.view.address
+        expected = (address.name, address.role, address.incarnation)
+        if (welcome.node, welcome.role, welcome.incarnation) != expected:
+            raise NodeLostError(
+                f"{address.name}: at {address.address} answers the {welcome.role} node "
+                f"{welcome.node} of another start"
+            )
+        session = next(self._session_numbers)
+        self.view = replace(
+            self.view,
+            session=session,
+            max_model_len=welcome.max_model_len,
+            ranks=_rank_places(welcome.ranks),
+            problem=None,
+        )
+        logger.info("%s: connected at %s", address.name, address.address)
+        self._news.put_nowait(StateNews(node=address.name))
+
+    def _tell_state(self, status: session_pb2.NodeStatus) -> None:
+        was_ready = self.view.ready
+        ranks = _rank_places(status.ranks) or self.view.ranks
+        self.view = replace(
+            self.view,
+            state=_state_of(status),
+            ranks=ranks,
+            was_ready=self.view.was_ready or status.ready,
+        )
+        if was_ready != self.view.ready:
+            word = "ready" if self.view.ready else f"not ready: {self.view.reason}"
+            logger.info("%s: %s", self.view.name, word)
+        self._news.put_nowait(StateNews(node=self.view.name))
+
+    def _lose(self, error: NodeLostError) -> None:
+        session, problem = self.view.session, str(error)
+        if problem != self.view.problem:
+            logger.warning("session lost: %s", problem)
+        self.view = replace(self.view, session=None, state=None, problem=problem)
+        self._outbox.close()
+        if session is not None:
+            self._news.put_nowait(LostNews(node=self.view.name, session=session, error=error))
+
+
+def _new_outbox() -> Outbox[session_pb2.RouterMessage]:
+    heartbeat = session_pb2.RouterMessage(heartbeat=session_pb2.Heartbeat())
+    return Outbox(idle_message=heartbeat)
+
+
+def _is_refusal(error: NodeLostError) -> bool:
+    cause = error.__cause__
+    return (
+        isinstance(cause, grpc.aio.AioRpcError)
+        and cause.code() is grpc.StatusCode.FAILED_PRECONDITION
+    )
+
+
+def _step_news(node: str, outputs: session_pb2.StepOutputs) -> StepNews:
+    return StepNews(
+        node=node,
+        timelines=tuple(
+            (RequestKey(item.request_id, item.attempt), timeline_from_proto(item.timeline))
+            for item in outputs.timelines
+        ),
+        outputs=tuple(output_from_proto(item) for item in outputs.outputs),
+        failures=tuple(failure_from_proto(item) for item in outputs.failures),
+    )
+
+
+def _state_of(status: session_pb2.NodeStatus) -> NodeState:
+    return NodeState(
+        ready=status.ready,
+        reason=status.reason or None,
+        total_blocks=status.total_blocks,
+        free_blocks=status.free_blocks,
+        block_size=status.block_size,
+        running=status.running,
+        waiting=status.waiting,
+        draining_blocks=status.draining_blocks,
+        queued_prefill_tokens=status.queued_prefill_tokens,
+        num_preemptions=status.num_preemptions,
+        kv_bytes_moved=status.kv_bytes_moved,
+        connected_prefill_nodes=tuple(status.connected_prefill_nodes),
+    )
+
+
+def _rank_places(ranks: Iterable[session_pb2.RankInfo]) -> tuple[RankPlace, ...]:
+    return tuple(RankPlace(rank=item.rank, pid=item.pid, host=item.host) for item in ranks)

@@ -1,0 +1,350 @@
+"""Owns the running requests: starts them, follows them, ends them.
+
+One task reads what the nodes say; it and the calls below run on the same event loop, and nothing
+here waits for a client: what came for it lies in its inbox. Which outputs may be believed and when
+a leg is started anew is decided by ``delivery.py``. Text and HTTP are unknown here: a call gives
+token ids and gets token ids.
+"""
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from pdserve.core.clock import Clock
+from pdserve.core.config import LimitsConfig
+from pdserve.core.errors import (
+    InternalError,
+    NodeLostError,
+    NoNodeError,
+    PdserveError,
+    QueueDeadlineError,
+)
+from pdserve.core.request import FinishReason, RequestKey, TokenOutput
+from pdserve.core.timeline import Stage, Timeline
+from router.admission import Admission
+from router.delivery import (
+    Aborted,
+    Action,
+    ChoiceStopped,
+    Delivery,
+    Ended,
+    EndLeg,
+    Event,
+    Fail,
+    LegLost,
+    StartLeg,
+)
+from router.inbox import Inbox, RequestOver
+from router.legs import Job, Leg, Legs
+from router.metrics import Metrics
+from router.nodes import LostNews, News, StateNews, StepNews
+
+RESUBMIT_WAIT_S = 30.0  # how long a request that lost its node waits for one to be ready
+NODE_NAME = "router"  # in timelines
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """What a client's call became: one request for each of its prompts."""
+
+    inbox: Inbox
+    request_ids: tuple[str, ...]
+
+
+@dataclass(slots=True, kw_only=True)
+class _Running:
+    request_id: str
+    job: Job
+    prompt: int  # its number within the call
+    inbox: Inbox
+    label: str
+    delivery: Delivery
+    arrived_s: float
+    deadline: asyncio.TimerHandle
+    submitted_s: float | None = None
+    first_token_s: float | None = None
+    legs: dict[int, Leg] = field(default_factory=dict)
+    avoid: frozenset[str] = frozenset()  # nodes that failed this request
+    explain: str = ""
+    num_attempts: int = 0
+    num_tokens: int = 0
+    timeline: Timeline | None = None
+    error: PdserveError | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Parked:
+    """A leg that waits for a decode node to be ready."""
+
+    running: _Running
+    start: StartLeg
+    deadline: asyncio.TimerHandle
+
+
+class Dispatcher:
+    """All requests of this router that are not over yet."""
+
+    def __init__(
+        self,
+        *,
+        legs: Legs,
+        admission: Admission,
+        metrics: Metrics,
+        limits: LimitsConfig,
+        clock: Clock,
+    ) -> None:
+        self.nodes_changed = asyncio.Event()  # for one reader, who clears it
+        self._legs = legs
+        self._admission = admission
+        self._metrics = metrics
+        self._limits = limits
+        self._clock = clock
+        self._running: dict[str, _Running] = {}
+        self._parked: dict[RequestKey, _Parked] = {}
+        self._closing = False
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def closing(self) -> bool:
+        return self._closing
+
+    def start(self, jobs: Sequence[Job], *, label: str, arrived_s: float) -> Call:
+        """Let a call's prompts in, all or none. Whatever happens to them comes through the inbox.
+
+        Raises OverloadedError, NeverFitsError (more prompts than are ever let in) and, while the
+        router shuts down, NoNodeError.
+        """
+        if self._closing:
+            raise NoNodeError("the router is shutting down")
+        self._admission.admit(len(jobs), self._clock.now_s())
+        self._idle.clear()
+        inbox = Inbox()
+        request_ids = tuple(uuid.uuid4().hex for _ in jobs)
+        for prompt, (request_id, job) in enumerate(zip(request_ids, jobs, strict=True)):
+            running = _Running(
+                request_id=request_id,
+                job=job,
+                prompt=prompt,
+                inbox=inbox,
+                label=label,
+                delivery=Delivery(
+                    request_id,
+                    num_choices=job.num_choices,
+                    max_tokens=job.sampling.max_tokens,
+                ),
+                arrived_s=arrived_s,
+                deadline=self._expire_later(request_id),
+            )
+            self._running[request_id] = running
+            self._metrics.prompt_started(len(job.prompt_ids))
+            self._carry_out(running, running.delivery.start())
+        return Call(inbox=inbox, request_ids=request_ids)
+
+    def stop_choice(self, request_id: str, choice: int) -> None:
+        """The choice's text reached a stop string: no more tokens are wanted."""
+        if running := self._running.get(request_id):
+            self._metrics.choice_finished(FinishReason.STOP)
+            self._apply(running, ChoiceStopped(choice=choice))
+
+    def abort(self, request_id: str) -> bool:
+        """End a request and give its reader what there is; False where it is not running."""
+        running = self._running.get(request_id)
+        if running is not None:
+            self._apply(running, Aborted())
+        return running is not None
+
+    def forget(self, request_ids: Iterable[str]) -> None:
+        """Nobody reads these any more: end those that still run."""
+        for request_id in request_ids:
+            if running := self._running.get(request_id):
+                self._metrics.choice_finished(FinishReason.ABORT)
+                self._apply(running, Ended(error=None))
+
+    async def run(self, news: asyncio.Queue[News]) -> None:
+        """Follow what the nodes say, for ever."""
+        while True:
+            item = await news.get()
+            try:
+                self._on_news(item)
+            except Exception:  # the router's outermost loop
+                logger.exception("fault while following %s", type(item).__name__)
+                self._end_all(InternalError("fault of the router; see its log"))
+
+    async def close(self, grace_s: float) -> None:
+        """Take in nothing more, let what runs end within ``grace_s``, end the rest."""
+        self._closing = True
+        self.nodes_changed.set()
+        try:
+            async with asyncio.timeout(grace_s):
+                await self._idle.wait()
+        except TimeoutError:
+            logger.warning("%d requests ended by shutdown", len(self._running))
+        self._end_all(NoNodeError("the router is shutting down"))
+
+    def _on_news(self, news: News) -> None:
+        match news:
+            case StepNews():
+                self._on_step(news)
+            case StateNews():
+                self._legs.heard(news.node)
+                self._unpark()
+                self.nodes_changed.set()
+            case LostNews():
+                self._on_lost(news)
+                self.nodes_changed.set()
+
+    def _on_step(self, news: StepNews) -> None:
+        for key, timeline in news.timelines:
+            running = self._running.get(key.request_id)
+            if running is not None and (leg := running.legs.get(key.attempt)):
+                leg.timeline = running.timeline = timeline
+        for output in news.outputs:
+            if running := self._running.get(output.request_id):
+                self._apply(running, output)
+        for failure in news.failures:
+            if running := self._running.get(failure.request_id):
+                running.avoid |= {news.node}
+                self._apply(running, failure)
+
+    def _on_lost(self, news: LostNews) -> None:
+        for running in list(self._running.values()):
+            for attempt, leg in list(running.legs.items()):
+                if (leg.node, leg.session) == (news.node, news.session):
+                    running.avoid |= {news.node}
+                    self._apply(running, LegLost(attempt=attempt, error=news.error))
+
+    def _apply(self, running: _Running, event: Event) -> None:
+        self._carry_out(running, running.delivery.on(event))
+
+    def _carry_out(self, running: _Running, actions: list[Action]) -> None:
+        for action in actions:
+            match action:
+                case TokenOutput():
+                    self._deliver(running, action)
+                case StartLeg():
+                    self._start_leg(running, action)
+                case EndLeg():
+                    self._end_leg(running, action)
+                case Fail():
+                    running.error = action.error
+        if running.delivery.over and running.request_id in self._running:
+            self._close_request(running)
+
+    def _deliver(self, running: _Running, output: TokenOutput) -> None:
+        if leg := running.legs.get(output.attempt):
+            self._legs.output_came(leg)
+        if running.first_token_s is None and output.token_ids:
+            running.first_token_s = self._clock.now_s()
+            self._metrics.first_token_came(running.first_token_s - running.arrived_s)
+        running.num_tokens += len(output.token_ids)
+        self._metrics.tokens_came(len(output.token_ids))
+        if output.finish_reason is not None:
+            self._metrics.choice_finished(output.finish_reason)
+        running.inbox.put(running.prompt, output)
+
+    def _start_leg(self, running: _Running, start: StartLeg) -> None:
+        error = self._try_leg(running, start)
+        if error is None:
+            return
+        if start.tries == 1:
+            self._apply(running, Ended(error=error))
+        else:
+            self._park(running, start)
+
+    def _try_leg(self, running: _Running, start: StartLeg) -> PdserveError | None:
+        """Put the leg on a node; returns why that could not be done now."""
+        try:
+            leg = self._legs.start(running.request_id, running.job, start, running.avoid)
+        except (NoNodeError, NodeLostError) as error:
+            return error
+        running.legs[start.attempt] = leg
+        running.explain = leg.explain
+        running.num_attempts += 1
+        if running.submitted_s is None:
+            running.submitted_s = self._clock.now_s()
+        if start.tries > 1:
+            self._metrics.num_retries += 1
+            logger.info("request %s goes on as attempt %s: %s", *leg.key, leg.explain)
+        return None
+
+    def _end_leg(self, running: _Running, end: EndLeg) -> None:
+        if parked := self._parked.pop(RequestKey(running.request_id, end.attempt), None):
+            parked.deadline.cancel()
+        if leg := running.legs.pop(end.attempt, None):
+            self._legs.end(leg, abort=end.abort)
+            if leg.timeline is not None:
+                self._metrics.routes[leg.timeline.route] += 1
+
+    def _park(self, running: _Running, start: StartLeg) -> None:
+        error = NoNodeError(f"no decode node was ready to go on within {RESUBMIT_WAIT_S:g} s")
+        deadline = asyncio.get_running_loop().call_later(
+            RESUBMIT_WAIT_S, self._apply, running, Ended(error=error)
+        )
+        key = RequestKey(running.request_id, start.attempt)
+        self._parked[key] = _Parked(running=running, start=start, deadline=deadline)
+
+    def _unpark(self) -> None:
+        for key, parked in list(self._parked.items()):
+            if self._try_leg(parked.running, parked.start) is None:
+                parked.deadline.cancel()
+                del self._parked[key]
+
+    def _expire_later(self, request_id: str) -> asyncio.TimerHandle:
+        limit_s = self._limits.request_timeout_s
+        error = QueueDeadlineError(f"not answered within request_timeout_s = {limit_s:g} s")
+        return asyncio.get_running_loop().call_later(limit_s, self._expire, request_id, error)
+
+    def _expire(self, request_id: str, error: PdserveError) -> None:
+        if running := self._running.get(request_id):
+            self._apply(running, Ended(error=error))
+
+    def _end_all(self, error: PdserveError) -> None:
+        for running in list(self._running.values()):
+            self._apply(running, Ended(error=error))
+
+    def _close_request(self, running: _Running) -> None:
+        """The one place where a request leaves."""
+        del self._running[running.request_id]
+        running.deadline.cancel()
+        now_s = self._clock.now_s()
+        self._admission.release(now_s)
+        self._metrics.request_ended(now_s - running.arrived_s)
+        if running.error is not None:
+            self._metrics.request_failed(running.error.kind)
+        if not self._running:
+            self._idle.set()
+        over = RequestOver(
+            error=running.error,
+            timeline=_with_admission(running),
+            explain=running.explain,
+            num_attempts=running.num_attempts,
+        )
+        running.inbox.put(running.prompt, over)
+        logger.info(
+            "request %s%s over after %.3f s: %d prompt tokens, %d output tokens, route %s%s",
+            running.request_id,
+            f" ({running.label})" if running.label else "",
+            now_s - running.arrived_s,
+            len(running.job.prompt_ids),
+            running.num_tokens,
+            running.timeline.route if running.timeline else "unknown",
+            f", {running.error}" if running.error else "",
+        )
+
+
+def _with_admission(running: _Running) -> Timeline | None:
+    """The node's timeline with the router's own stage before it."""
+    if running.timeline is None or running.submitted_s is None:
+        return None
+    duration_s = running.submitted_s - running.arrived_s
+    stage = Stage(name="admission", node=NODE_NAME, duration_s=duration_s)
+    return replace(running.timeline, stages=(stage, *running.timeline.stages))

@@ -1,0 +1,181 @@
+"""The answers to one call while they come: what the HTTP and gRPC faces read.
+
+Joins the dispatcher's token news with text. Leaving the ``with`` block ends whatever still runs, so
+a client that goes away takes its requests with it.
+"""
+
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from pdserve.core.errors import PdserveError
+from pdserve.core.request import FinishReason, TokenLogprobs, TokenOutput
+from pdserve.text.tokenizer import Tokenizer
+from router.choice_text import ChoiceText, Piece, TextRules
+from router.dispatch import Call, Dispatcher
+from router.inbox import News, RequestOver
+from router.legs import Job
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationRequest:
+    """One prompt, ready to be dispatched."""
+
+    job: Job
+    rules: TextRules
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delta:
+    """What was added to choice ``choice`` of prompt ``prompt``; the last one has a
+    ``finish_reason``.
+    """
+
+    prompt: int
+    choice: int
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...]
+    finish_reason: FinishReason | None
+    stop_reason: str | int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """Tokens of a call; those up to the one that completed a stop string count."""
+
+    prompt_tokens: int
+    completion_tokens: int
+
+
+class Generation:
+    """Iterate it for the deltas, as many at a time as have come."""
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        tokenizer: Tokenizer,
+        requests: Sequence[GenerationRequest],
+        call: Call,
+    ) -> None:
+        self.request_ids = call.request_ids
+        self._dispatcher = dispatcher
+        self._inbox = call.inbox
+        self._prompt_tokens = sum(len(request.job.prompt_ids) for request in requests)
+        self._completion_tokens = 0
+        self._texts = {
+            (prompt, choice): ChoiceText(tokenizer, request.rules, request.job.prompt_ids)
+            for prompt, request in enumerate(requests)
+            for choice in range(request.job.num_choices)
+        }
+        self._overs: dict[int, RequestOver] = {}
+
+    @property
+    def usage(self) -> Usage:
+        return Usage(prompt_tokens=self._prompt_tokens, completion_tokens=self._completion_tokens)
+
+    @property
+    def overs(self) -> tuple[RequestOver, ...]:
+        """How each prompt went, in their order; all are there once the iteration has ended."""
+        return tuple(self._overs[prompt] for prompt in sorted(self._overs))
+
+    async def __aiter__(self) -> AsyncIterator[list[Delta]]:
+        """Raises the error of the first request that fails, after what came before it."""
+        while len(self._overs) < len(self.request_ids):
+            deltas: list[Delta] = []
+            failed: PdserveError | None = None
+            for prompt, news in _merged(await self._inbox.take()):
+                if isinstance(news, RequestOver):
+                    self._overs[prompt] = news
+                    failed = failed or news.error
+                elif delta := self._delta(prompt, news):
+                    deltas.append(delta)
+            if deltas:
+                yield deltas
+            if failed is not None:
+                raise failed
+
+    async def collect(self) -> list[Delta]:
+        """Each choice's whole answer, by prompt and choice."""
+        parts: dict[tuple[int, int], list[Delta]] = {}
+        async for deltas in self:
+            for delta in deltas:
+                parts.setdefault((delta.prompt, delta.choice), []).append(delta)
+        return [_joined(parts[key]) for key in sorted(parts)]
+
+    def _delta(self, prompt: int, output: TokenOutput) -> Delta | None:
+        text = self._texts.get((prompt, output.choice))
+        if text is None:
+            return None  # it reached a stop string; its node had not heard yet
+        piece = text.push(output)
+        self._completion_tokens += len(piece.token_ids)
+        if piece.finish_reason is not None:
+            del self._texts[prompt, output.choice]
+            if output.finish_reason is None:
+                self._dispatcher.stop_choice(self.request_ids[prompt], output.choice)
+        return _delta_of(prompt, output.choice, piece)
+
+
+@contextmanager
+def generate(
+    dispatcher: Dispatcher,
+    tokenizer: Tokenizer,
+    requests: Sequence[GenerationRequest],
+    *,
+    label: str,
+    arrived_s: float,
+) -> Iterator[Generation]:
+    """Dispatch a call's prompts; errors of admission are raised here, later ones on iteration."""
+    jobs = [request.job for request in requests]
+    call = dispatcher.start(jobs, label=label, arrived_s=arrived_s)
+    try:
+        yield Generation(dispatcher, tokenizer, requests, call)
+    finally:
+        dispatcher.forget(call.request_ids)
+
+
+def _merged(news: list[tuple[int, News]]) -> Iterator[tuple[int, News]]:
+    """Outputs of one choice that came while nobody looked become one output."""
+    if len(news) == 1:
+        yield news[0]
+        return
+    outputs: dict[tuple[int, int], list[TokenOutput]] = {}
+    overs: list[tuple[int, News]] = []
+    for prompt, item in news:
+        if isinstance(item, TokenOutput):
+            outputs.setdefault((prompt, item.choice), []).append(item)
+        else:
+            overs.append((prompt, item))
+    for (prompt, _), parts in outputs.items():
+        yield prompt, parts[0] if len(parts) == 1 else _appended(parts)
+    yield from overs
+
+
+def _appended(parts: list[TokenOutput]) -> TokenOutput:
+    return replace(
+        parts[-1],
+        index=parts[0].index,
+        token_ids=tuple(token_id for part in parts for token_id in part.token_ids),
+        logprobs=tuple(item for part in parts for item in part.logprobs),
+    )
+
+
+def _joined(parts: list[Delta]) -> Delta:
+    return replace(
+        parts[-1],
+        text="".join(part.text for part in parts),
+        token_ids=tuple(token_id for part in parts for token_id in part.token_ids),
+        logprobs=tuple(item for part in parts for item in part.logprobs),
+    )
+
+
+def _delta_of(prompt: int, choice: int, piece: Piece) -> Delta:
+    return Delta(
+        prompt=prompt,
+        choice=choice,
+        text=piece.text,
+        token_ids=piece.token_ids,
+        logprobs=piece.logprobs,
+        finish_reason=piece.finish_reason,
+        stop_reason=piece.stop_reason,
+    )

@@ -1,0 +1,117 @@
+"""Public gRPC messages to and from what the router works with. Plain copies; unset stays unset."""
+
+from collections.abc import Iterator
+
+from pdserve.core.errors import InvalidRequestError
+from pdserve.core.node import Role
+from pdserve.core.request import TokenLogprobs
+from pdserve.rpc.convert import timeline_to_proto
+from pdserve.rpc.v1 import inference_pb2 as pb
+from pdserve.text.tokenizer import Tokenizer
+from router.generation import Delta, Generation
+from router.intake import ChatMessage, Conversation
+from router.nodes import NodeView
+from router.validation import SamplingFields
+
+
+def sampling_fields(message: pb.SamplingParams) -> SamplingFields:
+    """A field that is not set keeps its default, which is not zero."""
+    given = {field.name for field, _ in message.ListFields()}
+    return SamplingFields(
+        max_tokens=message.max_tokens if "max_tokens" in given else None,
+        min_tokens=message.min_tokens if "min_tokens" in given else None,
+        temperature=message.temperature if "temperature" in given else None,
+        top_p=message.top_p if "top_p" in given else None,
+        top_k=message.top_k if "top_k" in given else None,
+        min_p=message.min_p if "min_p" in given else None,
+        presence_penalty=message.presence_penalty if "presence_penalty" in given else None,
+        frequency_penalty=message.frequency_penalty if "frequency_penalty" in given else None,
+        repetition_penalty=message.repetition_penalty if "repetition_penalty" in given else None,
+        logit_bias=dict(message.logit_bias),
+        seed=message.seed if "seed" in given else None,
+        stop=tuple(message.stop),
+        stop_token_ids=tuple(message.stop_token_ids),
+        ignore_eos=message.ignore_eos,
+        logprobs=message.logprobs if "logprobs" in given else None,
+        n=message.n if "n" in given else None,
+        skip_special_tokens=message.skip_special_tokens if "skip_special_tokens" in given else None,
+        include_stop_str_in_output=message.include_stop_str_in_output,
+    )
+
+
+def prompt_of(request: pb.GenerateRequest) -> str | list[int] | Conversation:
+    """Raises InvalidRequestError where the request has no prompt."""
+    match request.WhichOneof("prompt"):
+        case "text":
+            return request.text
+        case "token_ids":
+            return list(request.token_ids.ids)
+        case "chat":
+            return conversation(request.chat, bool(request.add_special_tokens))
+        case _:
+            raise InvalidRequestError("prompt", "give one of text, token_ids and chat")
+
+
+def conversation(chat: pb.ChatMessages, add_special_tokens: bool) -> Conversation:
+    messages = [ChatMessage(role=item.role, content=item.content) for item in chat.messages]
+    return Conversation(messages=messages, add_special_tokens=add_special_tokens)
+
+
+def delta_message(request_id: str, delta: Delta, tokenizer: Tokenizer) -> pb.GenerateResponse:
+    message = pb.GenerateResponse(
+        request_id=request_id,
+        choice=delta.choice,
+        text=delta.text,
+        token_ids=delta.token_ids,
+        logprobs=_logprobs(delta, tokenizer),
+        finish_reason=delta.finish_reason or "",
+    )
+    if isinstance(delta.stop_reason, str):
+        message.stop_string = delta.stop_reason
+    elif delta.stop_reason is not None:
+        message.stop_token_id = delta.stop_reason
+    return message
+
+
+def last_message(generation: Generation, *, timeline: bool) -> pb.GenerateResponse:
+    """Usage and, where asked for, the timeline of a call with one prompt."""
+    usage, over = generation.usage, generation.overs[0]
+    message = pb.GenerateResponse(
+        request_id=generation.request_ids[0],
+        usage=pb.Usage(
+            prompt_tokens=usage.prompt_tokens, completion_tokens=usage.completion_tokens
+        ),
+    )
+    if timeline and over.timeline is not None:
+        message.timeline.CopyFrom(timeline_to_proto(over.timeline))
+    return message
+
+
+def node_load(view: NodeView) -> pb.NodeLoad:
+    """Zeros where the node has told nothing; then it is not ready either."""
+    load = pb.NodeLoad(node=view.name, role=Role(view.role).value, ready=view.ready)
+    if view.state is not None:
+        load.total_blocks = view.state.total_blocks
+        load.free_blocks = view.state.free_blocks
+        load.running = view.state.running
+        load.waiting = view.state.waiting
+    return load
+
+
+def _logprobs(delta: Delta, tokenizer: Tokenizer) -> Iterator[pb.Logprobs]:
+    if not delta.logprobs:
+        return
+    for token_id, item in zip(delta.token_ids, delta.logprobs, strict=True):
+        yield pb.Logprobs(
+            token_id=token_id,
+            token=tokenizer.token_text(token_id),
+            logprob=item.logprob,
+            top=_top(item, tokenizer),
+        )
+
+
+def _top(item: TokenLogprobs, tokenizer: Tokenizer) -> list[pb.TopLogprob]:
+    return [
+        pb.TopLogprob(token_id=top_id, token=tokenizer.token_text(top_id), logprob=logprob)
+        for top_id, logprob in item.top
+    ]

@@ -1,0 +1,200 @@
+"""The public gRPC service: what HTTP offers, without HTTP. Dropping a stream aborts its request.
+
+Also serves grpc.health.v1, whose word follows the router's readiness, and reflection.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from pdserve.core.errors import ConfigError, InvalidRequestError, PdserveError
+from pdserve.rpc.failures import metadata_of, status_of
+from pdserve.rpc.session import CHANNEL_OPTIONS
+from pdserve.rpc.v1 import inference_pb2 as pb
+from pdserve.rpc.v1 import inference_pb2_grpc
+from router.generation import GenerationRequest
+from router.grpc_messages import (
+    conversation,
+    delta_message,
+    last_message,
+    node_load,
+    prompt_of,
+    sampling_fields,
+)
+from router.http_labels import clean_label
+from router.intake import Conversation
+from router.service import Service, version
+
+SERVICE_NAME = pb.DESCRIPTOR.services_by_name["Inference"].full_name
+
+logger = logging.getLogger(__name__)
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class PublicGrpcServer:
+    """The server and the task that keeps its health word true."""
+
+    def __init__(self, server: grpc.aio.Server, port: int, following: asyncio.Task[None]) -> None:
+        self.port = port
+        self._server = server
+        self._following = following
+
+    async def close(self, grace_s: float) -> None:
+        self._following.cancel()
+        await asyncio.gather(self._following, return_exceptions=True)
+        await self._server.stop(grace_s)
+
+
+async def start_grpc_server(service: Service) -> PublicGrpcServer:
+    """Serve. Raises ConfigError where the port is taken."""
+    server = grpc.aio.server(options=CHANNEL_OPTIONS)
+    health_servicer = health.aio.HealthServicer()
+    inference_pb2_grpc.add_InferenceServicer_to_server(_Inference(service), server)
+    health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
+    names = (SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME)
+    reflection.enable_server_reflection(names, server)
+    config = service.spec.config
+    host = f"[{config.host}]" if ":" in config.host else config.host
+    try:
+        port = server.add_insecure_port(f"{host}:{config.grpc_port}")
+    except RuntimeError as error:
+        raise ConfigError(
+            f"router.grpc_port: cannot listen on {config.host}:{config.grpc_port}; is it in use?"
+        ) from error
+    await server.start()
+    following = asyncio.create_task(_follow_readiness(service, health_servicer))
+    return PublicGrpcServer(server, port, following)
+
+
+async def _follow_readiness(service: Service, servicer: health.aio.HealthServicer) -> None:
+    status = health_pb2.HealthCheckResponse
+    while True:
+        ready = service.readiness().ready
+        for name in ("", SERVICE_NAME):
+            await servicer.set(name, status.SERVING if ready else status.NOT_SERVING)
+        await service.dispatcher.nodes_changed.wait()
+        service.dispatcher.nodes_changed.clear()
+
+
+class _Inference(inference_pb2_grpc.InferenceServicer):
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def Generate(
+        self, request: pb.GenerateRequest, context: Context
+    ) -> AsyncIterator[pb.GenerateResponse]:
+        service, arrived_s = self._service, self._service.clock.now_s()
+        try:
+            generating = service.generate(
+                [await self._request(request)],
+                label=clean_label(request.label),
+                arrived_s=arrived_s,
+            )
+            with generating as generation:
+                request_id = generation.request_ids[0]
+                async for deltas in generation:
+                    for delta in deltas:
+                        with self._dropping_stalled():
+                            yield delta_message(request_id, delta, service.tokenizer)
+                yield last_message(generation, timeline=request.timeline)
+        except PdserveError as error:
+            await _fail(context, error)
+
+    async def Abort(self, request: pb.AbortRequest, context: Context) -> pb.AbortResponse:
+        return pb.AbortResponse(found=self._service.dispatcher.abort(request.request_id))
+
+    async def GetModelInfo(
+        self, request: pb.GetModelInfoRequest, context: Context
+    ) -> pb.GetModelInfoResponse:
+        spec = self._service.spec
+        return pb.GetModelInfoResponse(
+            model=spec.served_name,
+            architecture=spec.model.architecture,
+            dtype=spec.dtype,
+            vocab_size=spec.model.vocab_size,
+            max_model_len=self._service.max_model_len(),
+            eos_token_ids=spec.model.eos_token_ids,
+            bos_token_id=spec.model.bos_token_id,
+            fingerprint=spec.model.fingerprint,
+        )
+
+    async def GetServerInfo(
+        self, request: pb.GetServerInfoRequest, context: Context
+    ) -> pb.GetServerInfoResponse:
+        state = self._service.readiness()
+        routes = {route.value: n for route, n in self._service.metrics.routes.items()}
+        return pb.GetServerInfoResponse(
+            version=version(), ready=state.ready, reason=state.reason or "", routes=routes
+        )
+
+    async def GetLoads(self, request: pb.GetLoadsRequest, context: Context) -> pb.GetLoadsResponse:
+        views = self._service.channels.views()
+        return pb.GetLoadsResponse(nodes=[node_load(view) for view in views])
+
+    async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
+        try:
+            ids = await self._tokenize(request)
+        except PdserveError as error:
+            await _fail(context, error)
+        return pb.TokenizeResponse(token_ids=ids, max_model_len=self._service.max_model_len())
+
+    async def Detokenize(
+        self, request: pb.DetokenizeRequest, context: Context
+    ) -> pb.DetokenizeResponse:
+        try:
+            return pb.DetokenizeResponse(text=self._service.intake.detokenize(request.token_ids))
+        except PdserveError as error:
+            await _fail(context, error)
+
+    @contextmanager
+    def _dropping_stalled(self) -> Iterator[None]:
+        """End this call when its client takes nothing for ``client_stall_s``."""
+        call = asyncio.current_task()
+        assert call is not None
+        stall_s = self._service.spec.config.limits.client_stall_s
+        dropping = asyncio.get_running_loop().call_later(stall_s, call.cancel)
+        try:
+            yield
+        finally:
+            dropping.cancel()
+
+    async def _request(self, request: pb.GenerateRequest) -> GenerationRequest:
+        intake, max_model_len = self._service.intake, self._service.max_model_len()
+        intake.check_model(request.model or None)
+        fields = sampling_fields(request.sampling)
+        prompt = prompt_of(request)
+        if isinstance(prompt, Conversation):
+            return await intake.chat(prompt, fields, max_model_len=max_model_len)
+        added = request.add_special_tokens or not request.HasField("add_special_tokens")
+        requests = await intake.completion(
+            prompt,
+            fields,
+            add_special_tokens=added,
+            default_max_tokens=None,
+            max_model_len=max_model_len,
+        )
+        return requests[0]
+
+    async def _tokenize(self, request: pb.TokenizeRequest) -> tuple[int, ...]:
+        intake = self._service.intake
+        match request.WhichOneof("input"):
+            case "text":
+                added = request.add_special_tokens or not request.HasField("add_special_tokens")
+                return await intake.tokenize(request.text, add_special_tokens=added)
+            case "chat":
+                chat = conversation(request.chat, request.add_special_tokens)
+                return await intake.tokenize_chat(chat)
+            case _:
+                raise InvalidRequestError("input", "give one of text and chat")
+
+
+async def _fail(context: Context, error: PdserveError) -> NoReturn:
+    await context.abort(status_of(error), str(error), metadata_of(error))
+    raise AssertionError("abort raises")

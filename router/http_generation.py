@@ -1,0 +1,115 @@
+"""The HTTP answer of a call that generates: one JSON body, or server-sent events.
+
+Owns the call from dispatch to the last byte: whatever ends first, the generation or the client's
+connection, ends the other.
+"""
+
+import asyncio
+import logging
+from contextlib import AbstractContextManager
+
+from fastapi.responses import Response
+from pydantic_core import to_json
+from starlette.types import Message, Receive, Scope, Send
+
+from pdserve.core.errors import PdserveError
+from router.answer_format import AnswerFormat, Json
+from router.generation import Delta, Generation
+from router.http_bodies import error_object, error_response
+
+STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+DONE = b"data: [DONE]\n\n"
+
+logger = logging.getLogger(__name__)
+
+
+class GenerationResponse(Response):
+    """Runs a generation and sends it.
+
+    The status is decided by what comes first: an error before the first token has its own status,
+    one after it ends the stream with an event that holds it.
+    """
+
+    def __init__(
+        self,
+        generating: AbstractContextManager[Generation],
+        answer_format: AnswerFormat,
+        *,
+        stall_s: float,
+    ) -> None:
+        super().__init__(media_type="text/event-stream" if answer_format.streamed else None)
+        self._generating = generating
+        self._format = answer_format
+        self._stall_s = stall_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        answering = asyncio.create_task(self._answer(scope, receive, send))
+        leaving = asyncio.create_task(_client_left(receive))
+        try:
+            await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            leaving.cancel()
+            if not answering.done():
+                answering.cancel()
+            await asyncio.gather(answering, leaving, return_exceptions=True)
+        if not answering.cancelled():
+            answering.result()
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        send = _impatient(send, self._stall_s)
+        try:
+            with self._generating as generation:
+                if self._format.streamed:
+                    await self._send_events(generation, send)
+                    return
+                answers = await generation.collect()
+                body = self._format.whole(answers, generation)
+            await Response(to_json(body), media_type="application/json")(scope, receive, send)
+        except PdserveError as error:
+            await error_response(error)(scope, receive, send)
+        except TimeoutError:
+            logger.warning("a client that read nothing for %g s was dropped", self._stall_s)
+
+    async def _send_events(self, generation: Generation, send: Send) -> None:
+        deltas = aiter(generation)
+        first: list[Delta] = await anext(
+            deltas, []
+        )  # before it, an error still has a status of its own
+        self.init_headers(STREAM_HEADERS)
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        try:
+            await send(_body(self._events(first)))
+            async for more in deltas:
+                if events := self._events(more):
+                    await send(_body(events))
+            last = self._format.last_event(generation)
+            end = (_event(last) if last else b"") + DONE
+        except PdserveError as error:
+            end = _event(error_object(error))
+        await send(_body(end, more=False))
+
+    def _events(self, deltas: list[Delta]) -> bytes:
+        return b"".join(_event(item) for delta in deltas for item in self._format.events(delta))
+
+
+def _event(item: Json) -> bytes:
+    return b"data: " + to_json(item) + b"\n\n"
+
+
+def _body(data: bytes, *, more: bool = True) -> Message:
+    return {"type": "http.response.body", "body": data, "more_body": more}
+
+
+def _impatient(send: Send, stall_s: float) -> Send:
+    """``send`` that raises TimeoutError when the client takes nothing for so long."""
+
+    async def send_or_give_up(message: Message) -> None:
+        async with asyncio.timeout(stall_s):
+            await send(message)
+
+    return send_or_give_up
+
+
+async def _client_left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,174 @@
+"""From what a client sent to what is dispatched: checked, tokenised, fitted to the context.
+
+The same for HTTP and gRPC. Knows the tokenizer and the limits, no protocol.
+"""
+
+import asyncio
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from pdserve.core.config import LimitsConfig
+from pdserve.core.errors import InvalidRequestError, NeverFitsError, UnknownModelError
+from pdserve.text.chat_template import ChatTemplate
+from pdserve.text.tokenizer import Tokenizer
+from router.admission import fit_max_tokens
+from router.choice_text import TextRules
+from router.generation import GenerationRequest
+from router.legs import Job
+from router.validation import (
+    SamplingFields,
+    check_sampling,
+    check_token_ids,
+    parse_prompts,
+    shown,
+    to_sampling_params,
+)
+
+SEED_BITS = 63
+INLINE_CHARS = 4096  # longer texts are tokenised in a thread, so that they hold up nobody else
+ROLES = ("system", "developer", "user", "assistant", "tool")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatMessage:
+    """One message of a conversation."""
+
+    role: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conversation:
+    """What the chat template makes a prompt of."""
+
+    messages: Sequence[ChatMessage]
+    add_special_tokens: bool = False  # templates write their own
+    add_generation_prompt: bool = True
+    template_variables: Mapping[str, object] | None = None
+
+
+class Intake:
+    """Makes GenerationRequests. Every error names the field."""
+
+    def __init__(
+        self,
+        *,
+        tokenizer: Tokenizer,
+        template: ChatTemplate,
+        vocab_size: int,
+        served_name: str,
+        limits: LimitsConfig,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._template = template
+        self._vocab_size = vocab_size
+        self._served_name = served_name
+        self._limits = limits
+        self._longest_token = max(len(tokenizer.token_bytes(i)) for i in range(vocab_size))
+
+    def check_model(self, model: str | None) -> None:
+        """Raises UnknownModelError; a request that names no model means the served one."""
+        if model is not None and model != self._served_name:
+            raise UnknownModelError(model, self._served_name)
+
+    async def completion(
+        self,
+        prompt: object,
+        fields: SamplingFields,
+        *,
+        add_special_tokens: bool,
+        default_max_tokens: int | None,
+        max_model_len: int,
+    ) -> list[GenerationRequest]:
+        """One request for each prompt: a text, token ids, or a list of either."""
+        limits = self._limits
+        prompts = parse_prompts(prompt, vocab_size=self._vocab_size, max_prompts=limits.max_prompts)
+        check_sampling(fields, vocab_size=self._vocab_size, max_n=limits.max_n)
+        ids = []
+        for item in prompts:
+            if isinstance(item, str):
+                self._check_text("prompt", item, max_model_len)
+                ids.append(await self.tokenize(item, add_special_tokens=add_special_tokens))
+            else:
+                ids.append(item)
+        return [_request(item, fields, default_max_tokens, max_model_len) for item in ids]
+
+    async def chat(
+        self, conversation: Conversation, fields: SamplingFields, *, max_model_len: int
+    ) -> GenerationRequest:
+        """The one request of a conversation."""
+        check_sampling(fields, vocab_size=self._vocab_size, max_n=self._limits.max_n)
+        for i, message in enumerate(conversation.messages):
+            self._check_text(f"messages[{i}].content", message.content, max_model_len)
+        ids = await self.tokenize_chat(conversation)
+        return _request(ids, fields, None, max_model_len, prompt_field="messages")
+
+    async def tokenize(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
+        """The text's token ids."""
+        if len(text) <= INLINE_CHARS:
+            return tuple(self._tokenizer.encode(text, add_special_tokens=add_special_tokens))
+        ids = await asyncio.to_thread(
+            self._tokenizer.encode, text, add_special_tokens=add_special_tokens
+        )
+        return tuple(ids)
+
+    async def tokenize_chat(self, conversation: Conversation) -> tuple[int, ...]:
+        """The conversation's token ids, by the model's chat template."""
+        messages = conversation.messages
+        if not messages:
+            raise InvalidRequestError("messages", "it is empty")
+        for i, message in enumerate(messages):
+            if message.role not in ROLES:
+                problem = f"got {shown(message.role)}, allowed are {', '.join(ROLES)}"
+                raise InvalidRequestError(f"messages[{i}].role", problem)
+        text = self._template.render(
+            [{"role": _template_role(m.role), "content": m.content} for m in messages],
+            add_generation_prompt=conversation.add_generation_prompt,
+            extra=conversation.template_variables,
+        )
+        return await self.tokenize(text, add_special_tokens=conversation.add_special_tokens)
+
+    def detokenize(self, token_ids: Sequence[object]) -> str:
+        """The text of token ids, special tokens included."""
+        ids = check_token_ids("tokens", token_ids, self._vocab_size)
+        return self._tokenizer.decode(ids, skip_special_tokens=False)
+
+    def _check_text(self, field: str, text: str, max_model_len: int) -> None:
+        """Refuse at once what cannot fit, as tokenising megabytes takes seconds."""
+        if len(text) > max_model_len * self._longest_token:
+            raise NeverFitsError(
+                field, f"it has {len(text)} characters; the context holds {max_model_len} tokens"
+            )
+
+
+def _template_role(role: str) -> str:
+    # Templates of open models do not know the newer name of the system role.
+    return "system" if role == "developer" else role
+
+
+def _request(
+    prompt_ids: tuple[int, ...],
+    fields: SamplingFields,
+    default_max_tokens: int | None,
+    max_model_len: int,
+    prompt_field: str = "prompt",
+) -> GenerationRequest:
+    if not prompt_ids:
+        raise InvalidRequestError(prompt_field, "it has no tokens")
+    max_tokens = fit_max_tokens(
+        fields,
+        prompt_len=len(prompt_ids),
+        default=default_max_tokens,
+        max_model_len=max_model_len,
+    )
+    sampling = to_sampling_params(fields, max_tokens=max_tokens, seed=secrets.randbits(SEED_BITS))
+    rules = TextRules(
+        stop=tuple(fields.stop),
+        include_stop_str_in_output=bool(fields.include_stop_str_in_output),
+        skip_special_tokens=fields.skip_special_tokens is not False,
+        min_tokens=sampling.min_tokens,
+        stop_token_ids=frozenset(sampling.stop_token_ids),
+    )
+    job = Job(prompt_ids=prompt_ids, sampling=sampling, num_choices=fields.n or 1)
+    return GenerationRequest(job=job, rules=rules)

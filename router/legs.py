@@ -1,0 +1,88 @@
+"""Puts legs on nodes and takes them off: route by the policy, submit, abort, keep the loads.
+
+Knows nodes and sessions; what a leg's outputs are worth is ``delivery.py``'s business.
+"""
+
+from dataclasses import dataclass
+
+from pdserve.core.request import Request, RequestKey, SamplingParams
+from pdserve.core.timeline import Timeline
+from router.channel import Channels
+from router.delivery import StartLeg
+from router.load_book import LoadBook, Placement
+from router.policy import Policy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One prompt to be answered ``num_choices`` times."""
+
+    prompt_ids: tuple[int, ...]
+    sampling: SamplingParams
+    num_choices: int
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Leg:
+    """One attempt in work on a decode node."""
+
+    key: RequestKey
+    node: str
+    session: int
+    placement: Placement
+    explain: str
+    prefilled: bool = False  # its first token came
+    timeline: Timeline | None = None  # as the node told it last
+
+
+class Legs:
+    """Every leg that was started and not ended is counted in the loads."""
+
+    def __init__(self, channels: Channels, policy: Policy) -> None:
+        self._channels = channels
+        self._policy = policy
+        self._load_book = LoadBook()
+
+    def start(self, request_id: str, job: Job, start: StartLeg, avoid: frozenset[str]) -> Leg:
+        """Route and submit. Raises NoNodeError or NodeLostError where no decode node takes it."""
+        prefill_len = len(job.prompt_ids) + len(start.output_ids)
+        loads = self._load_book.loads(self._channels.views())
+        decision = self._policy.choose(prefill_len, loads, avoid)
+        request = Request(
+            request_id=request_id,
+            attempt=start.attempt,
+            token_ids=job.prompt_ids + start.output_ids,
+            prompt_len=len(job.prompt_ids),
+            choices=start.choices,
+            sampling=job.sampling,
+            route=decision.route,
+        )
+        node, prefill_nodes = decision.route.decode_node, decision.route.prefill_nodes
+        leg = Leg(
+            key=request.key,
+            node=node,
+            session=self._channels.submit(node, request),
+            placement=Placement(
+                decode_node=node,
+                prefill_node=prefill_nodes[0] if prefill_nodes else None,
+                num_choices=len(start.choices),
+                prefill_len=prefill_len,
+            ),
+            explain=decision.explain,
+        )
+        self._load_book.add(leg.placement)
+        return leg
+
+    def output_came(self, leg: Leg) -> None:
+        if not leg.prefilled:
+            leg.prefilled = True
+            self._load_book.prefilled(leg.placement)
+
+    def end(self, leg: Leg, *, abort: bool) -> None:
+        self._load_book.remove(leg.placement)
+        if abort:
+            self._channels.abort(leg.node, leg.session, leg.key)
+
+    def heard(self, node: str) -> None:
+        """The node told its state."""
+        self._load_book.heard(node)

@@ -1,0 +1,177 @@
+"""Numbers about the router's work, in the text format that Prometheus reads.
+
+Names follow vLLM's where the thing is the same. Owns counting and the format; what nodes report is
+handed in at the time of a scrape.
+"""
+
+import bisect
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from pdserve.core.request import FinishReason, RouteTaken
+from router.nodes import NodeView
+
+TTFT_BOUNDS_S = (0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1.2, 2.5, 5.0, 10.0, 30.0, 120.0)
+LATENCY_BOUNDS_S = (0.1, 0.3, 0.6, 1.2, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0)
+
+Labels = Mapping[str, str]
+
+
+class Histogram:
+    """Observations by upper bound."""
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = tuple(bounds)
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+
+    def observe(self, value: float) -> None:
+        self._counts[bisect.bisect_left(self._bounds, value)] += 1
+        self._sum += value
+
+    def lines(self, name: str) -> Iterator[str]:
+        total = 0
+        for bound, count in zip((*self._bounds, "+Inf"), self._counts, strict=True):
+            total += count
+            yield f'{name}_bucket{{le="{bound}"}} {total}'
+        yield f"{name}_sum {self._sum}"
+        yield f"{name}_count {total}"
+
+
+class Metrics:
+    """Counted by the dispatcher, read by the scrape and by the status."""
+
+    def __init__(self) -> None:
+        self.routes: Counter[RouteTaken] = Counter(dict.fromkeys(RouteTaken, 0))
+        self.num_retries = 0
+        self._finished: Counter[FinishReason] = Counter(dict.fromkeys(FinishReason, 0))
+        self._failed: Counter[str] = Counter()
+        self._num_prompt_tokens = 0
+        self._num_generation_tokens = 0
+        self._time_to_first_token = Histogram(TTFT_BOUNDS_S)
+        self._latency = Histogram(LATENCY_BOUNDS_S)
+
+    def prompt_started(self, num_tokens: int) -> None:
+        self._num_prompt_tokens += num_tokens
+
+    def tokens_came(self, num_tokens: int) -> None:
+        self._num_generation_tokens += num_tokens
+
+    def first_token_came(self, duration_s: float) -> None:
+        self._time_to_first_token.observe(duration_s)
+
+    def choice_finished(self, reason: FinishReason) -> None:
+        self._finished[reason] += 1
+
+    def request_failed(self, kind: str) -> None:
+        self._failed[kind] += 1
+
+    def request_ended(self, duration_s: float) -> None:
+        self._latency.observe(duration_s)
+
+    def expose(self, views: Iterable[NodeView], num_requests: int) -> str:
+        """All metrics, ready to be scraped."""
+        lines = [*self._own_lines(num_requests), *_node_lines(list(views))]
+        return "\n".join(lines) + "\n"
+
+    def _own_lines(self, num_requests: int) -> Iterator[str]:
+        yield from _family(
+            "request_success_total",
+            "counter",
+            "Choices that ended, by reason.",
+            [({"finished_reason": reason}, count) for reason, count in self._finished.items()],
+        )
+        yield from _family(
+            "request_failures_total",
+            "counter",
+            "Requests that ended with an error, by its kind.",
+            [({"kind": kind}, count) for kind, count in self._failed.items()],
+        )
+        yield from _family(
+            "routes_total",
+            "counter",
+            "Prompts by where they were really prefilled.",
+            [({"route": route}, count) for route, count in self.routes.items()],
+        )
+        for name, kind, text, value in (
+            ("request_retries_total", "counter", "Legs submitted anew.", self.num_retries),
+            ("prompt_tokens_total", "counter", "Prompt tokens let in.", self._num_prompt_tokens),
+            (
+                "generation_tokens_total",
+                "counter",
+                "Output tokens received.",
+                self._num_generation_tokens,
+            ),
+            ("router_requests", "gauge", "Requests in work.", num_requests),
+        ):
+            yield from _family(name, kind, text, [({}, value)])
+        for name, text, histogram in (
+            ("time_to_first_token_seconds", "Arrival to first token.", self._time_to_first_token),
+            ("e2e_request_latency_seconds", "Arrival to last token.", self._latency),
+        ):
+            yield from _head(name, "histogram", text)
+            yield from histogram.lines(f"pdserve:{name}")
+
+
+def _node_lines(views: list[NodeView]) -> Iterator[str]:
+    yield from _family(
+        "node_ready",
+        "gauge",
+        "1: the node is connected and ready.",
+        [({"node": view.name, "role": view.role}, int(view.ready)) for view in views],
+    )
+    states = [
+        ({"node": view.name, "role": view.role.value}, view.state) for view in views if view.state
+    ]
+    for name, kind, text, values in (
+        (
+            "num_requests_running",
+            "gauge",
+            "Sequences in work on the node.",
+            [state.running for _, state in states],
+        ),
+        (
+            "num_requests_waiting",
+            "gauge",
+            "Sequences waiting on the node.",
+            [state.waiting for _, state in states],
+        ),
+        (
+            "kv_cache_usage_perc",
+            "gauge",
+            "Used share of the node's KV blocks, 0 to 1.",
+            [1 - state.free_blocks / max(state.total_blocks, 1) for _, state in states],
+        ),
+        (
+            "num_preemptions_total",
+            "counter",
+            "Sequences that lost their blocks and were computed again.",
+            [state.num_preemptions for _, state in states],
+        ),
+        (
+            "pd_kv_transfer_bytes_total",
+            "counter",
+            "KV payload bytes that the node sent or received.",
+            [state.kv_bytes_moved for _, state in states],
+        ),
+    ):
+        labels = [label for label, _ in states]
+        yield from _family(name, kind, text, list(zip(labels, values, strict=True)))
+
+
+def _family(
+    name: str, kind: str, text: str, samples: Sequence[tuple[Labels, float]]
+) -> Iterator[str]:
+    yield from _head(name, kind, text)
+    for labels, value in samples:
+        inner = ",".join(f'{key}="{_escaped(label)}"' for key, label in labels.items())
+        yield f"pdserve:{name}{{{inner}}} {value}" if inner else f"pdserve:{name} {value}"
+
+
+def _head(name: str, kind: str, text: str) -> Iterator[str]:
+    yield f"# HELP pdserve:{name} {text}"
+    yield f"# TYPE pdserve:{name} {kind}"
+
+
+def _escaped(label: str) -> str:
+    return label.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

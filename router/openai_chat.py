@@ -1,0 +1,115 @@
+"""The answers of /v1/chat/completions in OpenAI's form, with vLLM's token ids where asked for."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from pdserve.text.tokenizer import Tokenizer
+from router.answer_format import Json, json_logprob, timeline_json, usage_json
+from router.generation import Delta, Generation, GenerationRequest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatOptions:
+    """What the client asked for, beyond tokens."""
+
+    streamed: bool
+    include_usage: bool
+    timeline: bool
+    token_ids: bool
+
+
+class ChatFormat:
+    """One conversation; the first event of each choice says who speaks."""
+
+    def __init__(
+        self,
+        *,
+        answer_id: str,
+        model: str,
+        created_s: int,
+        tokenizer: Tokenizer,
+        request: GenerationRequest,
+        options: ChatOptions,
+    ) -> None:
+        self._head: Json = {
+            "id": answer_id,
+            "object": "chat.completion.chunk" if options.streamed else "chat.completion",
+            "created": created_s,
+            "model": model,
+        }
+        self._tokenizer = tokenizer
+        self._prompt_ids = request.job.prompt_ids
+        self._options = options
+        self._begun: set[int] = set()
+
+    @property
+    def streamed(self) -> bool:
+        return self._options.streamed
+
+    def whole(self, answers: Sequence[Delta], generation: Generation) -> Json:
+        choices = [self._choice(delta, "message", self._message(delta)) for delta in answers]
+        body = {**self._head, "choices": choices, "usage": usage_json(generation.usage)}
+        return body | self._prompt_tokens() | self._timeline(generation)
+
+    def events(self, delta: Delta) -> Iterator[Json]:
+        if delta.choice not in self._begun:
+            yield self._first_event(delta.choice)
+        tokens_wanted = self._options.token_ids or bool(delta.logprobs)
+        if delta.text or delta.finish_reason is not None or tokens_wanted:
+            content: Json = {"content": delta.text} if delta.text else {}
+            yield self._event([self._choice(delta, "delta", content)])
+
+    def last_event(self, generation: Generation) -> Json | None:
+        extra = self._timeline(generation)
+        if self._options.include_usage:
+            extra["usage"] = usage_json(generation.usage)
+        return {**self._event([]), **extra} if extra else None
+
+    def _first_event(self, choice: int) -> Json:
+        first_of_all = not self._begun
+        self._begun.add(choice)
+        delta: Json = {"role": "assistant", "content": ""}
+        begun: Json = {"index": choice, "delta": delta, "logprobs": None, "finish_reason": None}
+        return self._event([begun]) | (self._prompt_tokens() if first_of_all else {})
+
+    def _event(self, choices: list[Json]) -> Json:
+        usage: Json = {"usage": None} if self._options.include_usage else {}
+        return {**self._head, "choices": choices, **usage}
+
+    def _choice(self, delta: Delta, name: str, content: Json) -> Json:
+        choice: Json = {
+            "index": delta.choice,
+            name: content,
+            "logprobs": self._logprobs(delta) if delta.logprobs else None,
+            "finish_reason": delta.finish_reason,
+            "stop_reason": delta.stop_reason,
+        }
+        if self._options.token_ids:
+            choice["token_ids"] = list(delta.token_ids)
+        return choice
+
+    def _message(self, delta: Delta) -> Json:
+        return {"role": "assistant", "content": delta.text, "refusal": None}
+
+    def _prompt_tokens(self) -> Json:
+        return {"prompt_token_ids": list(self._prompt_ids)} if self._options.token_ids else {}
+
+    def _timeline(self, generation: Generation) -> Json:
+        return timeline_json(generation.overs) if self._options.timeline else {}
+
+    def _logprobs(self, delta: Delta) -> Json:
+        content = [
+            {
+                **self._token(token_id, item.logprob),
+                "top_logprobs": [self._token(top_id, logprob) for top_id, logprob in item.top],
+            }
+            for token_id, item in zip(delta.token_ids, delta.logprobs, strict=True)
+        ]
+        return {"content": content, "refusal": None}
+
+    def _token(self, token_id: int, logprob: float) -> Json:
+        return {
+            "token": self._tokenizer.token_text(token_id),
+            "logprob": json_logprob(logprob),
+            "bytes": list(self._tokenizer.token_bytes(token_id)),
+        }

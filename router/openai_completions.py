@@ -1,0 +1,118 @@
+"""The answers of /v1/completions in OpenAI's form, with vLLM's token ids where asked for."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from pdserve.core.request import TokenLogprobs
+from pdserve.text.tokenizer import Tokenizer
+from router.answer_format import Json, json_logprob, timeline_json, usage_json
+from router.generation import Delta, Generation, GenerationRequest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompletionOptions:
+    """What the client asked for, beyond tokens."""
+
+    streamed: bool
+    include_usage: bool
+    timeline: bool
+    token_ids: bool
+    echo: bool
+
+
+class CompletionFormat:
+    """Choice ``c`` of prompt ``p`` has the index ``p * n + c``."""
+
+    def __init__(
+        self,
+        *,
+        answer_id: str,
+        model: str,
+        created_s: int,
+        tokenizer: Tokenizer,
+        requests: Sequence[GenerationRequest],
+        options: CompletionOptions,
+    ) -> None:
+        self._head: Json = {
+            "id": answer_id,
+            "object": "text_completion",
+            "created": created_s,
+            "model": model,
+        }
+        self._tokenizer = tokenizer
+        self._jobs = [request.job for request in requests]
+        self._options = options
+        self._text_offsets: dict[int, int] = {}  # of choices that were begun
+
+    @property
+    def streamed(self) -> bool:
+        return self._options.streamed
+
+    def whole(self, answers: Sequence[Delta], generation: Generation) -> Json:
+        choices = [self._choice(delta) for delta in answers]
+        body = {**self._head, "choices": choices, "usage": usage_json(generation.usage)}
+        return body | (timeline_json(generation.overs) if self._options.timeline else {})
+
+    def events(self, delta: Delta) -> Iterator[Json]:
+        begun = self._index(delta) in self._text_offsets
+        tokens_wanted = self._options.token_ids or bool(delta.logprobs)
+        if begun and not delta.text and delta.finish_reason is None and not tokens_wanted:
+            return  # nothing to show yet
+        yield self._event([self._choice(delta)])
+
+    def last_event(self, generation: Generation) -> Json | None:
+        extra = timeline_json(generation.overs) if self._options.timeline else {}
+        if self._options.include_usage:
+            extra["usage"] = usage_json(generation.usage)
+        return {**self._event([]), **extra} if extra else None
+
+    def _event(self, choices: list[Json]) -> Json:
+        usage: Json = {"usage": None} if self._options.include_usage else {}
+        return {**self._head, "choices": choices, **usage}
+
+    def _choice(self, delta: Delta) -> Json:
+        index = self._index(delta)
+        first = index not in self._text_offsets
+        self._text_offsets.setdefault(index, 0)
+        prompt_ids = self._jobs[delta.prompt].prompt_ids
+        echoed = first and self._options.echo
+        choice: Json = {
+            "index": index,
+            "text": self._echo(prompt_ids) + delta.text if echoed else delta.text,
+            "logprobs": self._logprobs(index, delta) if delta.logprobs else None,
+            "finish_reason": delta.finish_reason,
+            "stop_reason": delta.stop_reason,
+        }
+        if self._options.token_ids:
+            choice["token_ids"] = list(delta.token_ids)
+            choice["prompt_token_ids"] = list(prompt_ids) if first else None
+        return choice
+
+    def _index(self, delta: Delta) -> int:
+        return delta.prompt * self._jobs[delta.prompt].num_choices + delta.choice
+
+    def _echo(self, prompt_ids: tuple[int, ...]) -> str:
+        return self._tokenizer.decode(prompt_ids, skip_special_tokens=True)
+
+    def _logprobs(self, index: int, delta: Delta) -> Json:
+        tokens = [self._tokenizer.token_text(token_id) for token_id in delta.token_ids]
+        offsets = []
+        for token in tokens:
+            offsets.append(self._text_offsets[index])
+            self._text_offsets[index] += len(token)
+        return {
+            "tokens": tokens,
+            "token_logprobs": [json_logprob(item.logprob) for item in delta.logprobs],
+            "top_logprobs": [
+                self._top(token, item) for token, item in zip(tokens, delta.logprobs, strict=True)
+            ],
+            "text_offset": offsets,
+        }
+
+    def _top(self, token: str, item: TokenLogprobs) -> Json:
+        """Texts of the likeliest tokens and of the sampled one; of equal texts the better one."""
+        top: Json = {}
+        for token_id, logprob in item.top:
+            top.setdefault(self._tokenizer.token_text(token_id), json_logprob(logprob))
+        top.setdefault(token, json_logprob(item.logprob))
+        return top

@@ -1,0 +1,201 @@
+"""The HTTP routes. What OpenAI's clients and vLLM's users know has their names and shapes.
+
+Each generating route reads a body, has it checked, and hands over to ``GenerationResponse``.
+"""
+
+import time
+import uuid
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
+
+from pdserve.core.errors import InvalidRequestError
+from router.answer_format import Json
+from router.generation import GenerationRequest
+from router.http_bodies import add_error_handlers, read_body
+from router.http_generation import GenerationResponse
+from router.http_labels import RequestLabels, label_of
+from router.intake import Conversation
+from router.openai_chat import ChatFormat, ChatOptions
+from router.openai_completions import CompletionFormat, CompletionOptions
+from router.openai_schema import (
+    COMPLETION_MAX_TOKENS,
+    ChatBody,
+    CompletionBody,
+    DetokenizeBody,
+    SamplingBody,
+    TokenizeBody,
+    chat_messages,
+)
+from router.service import Service, version
+
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+def make_app(service: Service) -> FastAPI:
+    """The application that the HTTP server runs."""
+    app = FastAPI(title="pdserve", version=version(), docs_url=None, redoc_url=None)
+    app.add_middleware(RequestLabels)
+    add_error_handlers(app)
+    _add_generating_routes(app, service)
+    _add_text_routes(app, service)
+    _add_model_routes(app, service)
+    _add_operator_routes(app, service)
+    return app
+
+
+def _add_generating_routes(app: FastAPI, service: Service) -> None:
+    max_bytes = service.spec.config.limits.max_body_bytes
+
+    @app.post("/v1/completions")
+    async def completions(request: Request) -> Response:
+        arrived_s = service.clock.now_s()
+        body = await read_body(request, CompletionBody, max_bytes)
+        body.check_supported()
+        service.intake.check_model(body.model)
+        requests = await service.intake.completion(
+            body.prompt,
+            body.sampling_fields(),
+            add_special_tokens=body.add_special_tokens is not False,
+            default_max_tokens=COMPLETION_MAX_TOKENS,
+            max_model_len=service.max_model_len(),
+        )
+        answer_format = CompletionFormat(
+            answer_id=f"cmpl-{uuid.uuid4().hex}",
+            model=service.spec.served_name,
+            created_s=int(time.time()),
+            tokenizer=service.tokenizer,
+            requests=requests,
+            options=CompletionOptions(
+                streamed=bool(body.stream),
+                include_usage=body.include_usage,
+                timeline=_timeline_wanted(request, body),
+                token_ids=bool(body.return_token_ids),
+                echo=bool(body.echo),
+            ),
+        )
+        return _answer(service, request, requests, answer_format, arrived_s)
+
+    @app.post("/v1/chat/completions")
+    async def chat_completions(request: Request) -> Response:
+        arrived_s = service.clock.now_s()
+        body = await read_body(request, ChatBody, max_bytes)
+        body.check_supported()
+        service.intake.check_model(body.model)
+        generation_request = await service.intake.chat(
+            body.conversation(), body.sampling_fields(), max_model_len=service.max_model_len()
+        )
+        answer_format = ChatFormat(
+            answer_id=f"chatcmpl-{uuid.uuid4().hex}",
+            model=service.spec.served_name,
+            created_s=int(time.time()),
+            tokenizer=service.tokenizer,
+            request=generation_request,
+            options=ChatOptions(
+                streamed=bool(body.stream),
+                include_usage=body.include_usage,
+                timeline=_timeline_wanted(request, body),
+                token_ids=bool(body.return_token_ids),
+            ),
+        )
+        return _answer(service, request, [generation_request], answer_format, arrived_s)
+
+
+def _add_text_routes(app: FastAPI, service: Service) -> None:
+    max_bytes = service.spec.config.limits.max_body_bytes
+
+    @app.post("/tokenize")
+    async def tokenize(request: Request) -> Json:
+        body = await read_body(request, TokenizeBody, max_bytes)
+        service.intake.check_model(body.model)
+        if (body.prompt is None) == (body.messages is None):
+            raise InvalidRequestError("prompt", "give either prompt or messages")
+        if body.prompt is not None:
+            ids = await service.intake.tokenize(
+                body.prompt, add_special_tokens=body.add_special_tokens is not False
+            )
+        else:
+            conversation = Conversation(
+                messages=chat_messages(body.messages or []),
+                add_special_tokens=bool(body.add_special_tokens),
+                add_generation_prompt=body.add_generation_prompt is not False,
+            )
+            ids = await service.intake.tokenize_chat(conversation)
+        texts = [service.tokenizer.token_text(i) for i in ids] if body.return_token_strs else None
+        return {
+            "count": len(ids),
+            "max_model_len": service.max_model_len(),
+            "tokens": list(ids),
+            "token_strs": texts,
+        }
+
+    @app.post("/detokenize")
+    async def detokenize(request: Request) -> Json:
+        body = await read_body(request, DetokenizeBody, max_bytes)
+        service.intake.check_model(body.model)
+        return {"prompt": service.intake.detokenize(body.tokens)}
+
+
+def _add_model_routes(app: FastAPI, service: Service) -> None:
+    def model_card() -> Json:
+        return {
+            "id": service.spec.served_name,
+            "object": "model",
+            "created": service.created_s,
+            "owned_by": "pdserve",
+            "root": service.spec.served_name,
+            "parent": None,
+            "max_model_len": service.max_model_len(),
+        }
+
+    @app.get("/v1/models")
+    async def models() -> Json:
+        return {"object": "list", "data": [model_card()]}
+
+    @app.get("/v1/models/{model:path}")
+    async def model(model: str) -> Json:
+        service.intake.check_model(model)
+        return model_card()
+
+
+def _add_operator_routes(app: FastAPI, service: Service) -> None:
+    @app.get("/health")
+    async def health() -> Json:
+        return {"status": "ok"}
+
+    @app.get("/ready")
+    async def ready() -> JSONResponse:
+        state = service.readiness()
+        body = {"status": state.word, "reason": state.reason}
+        return JSONResponse(body, 200 if state.ready else 503)
+
+    @app.get("/version")
+    async def show_version() -> Json:
+        return {"version": version()}
+
+    @app.get("/admin/status")
+    async def status() -> Json:
+        return service.status()
+
+    @app.get("/metrics")
+    async def metrics() -> PlainTextResponse:
+        text = service.metrics.expose(service.channels.views(), service.dispatcher.num_running)
+        return PlainTextResponse(text, media_type=METRICS_TYPE)
+
+
+def _answer(
+    service: Service,
+    request: Request,
+    requests: list[GenerationRequest],
+    answer_format: CompletionFormat | ChatFormat,
+    arrived_s: float,
+) -> GenerationResponse:
+    return GenerationResponse(
+        service.generate(requests, label=label_of(request.scope), arrived_s=arrived_s),
+        answer_format,
+        stall_s=service.spec.config.limits.client_stall_s,
+    )
+
+
+def _timeline_wanted(request: Request, body: SamplingBody) -> bool:
+    return bool(body.timeline) or request.headers.get("x-pdserve-timeline") == "1"

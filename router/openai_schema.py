@@ -1,0 +1,240 @@
+"""The bodies of the OpenAI routes: types only. Values are checked by ``validation.py``.
+
+Types are strict: a text is not a number, true is not 1. Fields that are not known here are let
+through as OpenAI and vLLM do, except those in ``UNSUPPORTED``, which would change the answer.
+"""
+
+from typing import Annotated
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue
+
+from pdserve.core.errors import InvalidRequestError
+from router.intake import ChatMessage, Conversation
+from router.validation import SamplingFields, shown
+
+COMPLETION_MAX_TOKENS = 16  # OpenAI's and vLLM's default for /v1/completions
+
+# Field -> values that ask for nothing. Any other value is refused by name.
+UNSUPPORTED: dict[str, tuple[JsonValue, ...]] = {
+    "audio": (),
+    "allowed_token_ids": (),
+    "bad_words": ([],),
+    "best_of": (),  # 1 and n are looked at in `check_supported`
+    "chat_template": (),
+    "continue_final_message": (False,),
+    "documents": ([],),
+    "function_call": ("none", "auto"),
+    "functions": ([],),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "length_penalty": (1, 1.0),
+    "modalities": (["text"],),
+    "prediction": (),
+    "prompt_embeds": (),
+    "prompt_logprobs": (),
+    "reasoning_effort": ("none",),
+    "response_format": ({"type": "text"},),
+    "structured_outputs": (),
+    "suffix": ("",),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+    "truncate_prompt_tokens": (),
+    "use_beam_search": (False,),
+    "web_search_options": (),
+}
+
+
+def _as_list(value: object) -> object:
+    return [value] if isinstance(value, str) else value
+
+
+def _as_parts(value: object) -> object:
+    return [{"type": "text", "text": value}] if isinstance(value, str) else value
+
+
+class _Body(BaseModel):
+    """Settings of all bodies."""
+
+    model_config = ConfigDict(strict=True, extra="allow", frozen=True)
+
+
+class StreamOptions(_Body):
+    include_usage: bool | None = None
+
+
+class SamplingBody(_Body):
+    """The fields that completions and chat share."""
+
+    model: str | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    seed: int | None = None
+    n: int | None = None
+    stop: Annotated[list[str] | None, BeforeValidator(_as_list)] = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    add_special_tokens: bool | None = None
+    return_token_ids: bool | None = None
+    timeline: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+
+    @property
+    def include_usage(self) -> bool:
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    def check_supported(self) -> None:
+        """Raise InvalidRequestError naming the first field that asks for what is not there."""
+        for field, value in (self.model_extra or {}).items():
+            if field == "best_of" and value in (1, self.n):
+                continue
+            if value is not None and field in UNSUPPORTED and value not in UNSUPPORTED[field]:
+                raise InvalidRequestError(field, f"got {shown(value)}: this is not supported")
+        if self.stream_options is not None and not self.stream:
+            raise InvalidRequestError("stream_options", "it is allowed only with stream: true")
+
+
+class CompletionBody(SamplingBody):
+    """POST /v1/completions."""
+
+    prompt: JsonValue
+    echo: bool | None = None
+    logprobs: int | None = None
+
+    def check_supported(self) -> None:
+        super().check_supported()
+        if self.echo and self.logprobs is not None:
+            raise InvalidRequestError(
+                "logprobs", "with echo it would need those of the prompt: this is not supported"
+            )
+
+    def sampling_fields(self) -> SamplingFields:
+        return _sampling_fields(
+            self, max_tokens=self.max_tokens, max_tokens_field="max_tokens", logprobs=self.logprobs
+        )
+
+
+class TextPart(_Body):
+    type: str
+    text: str | None = None
+
+
+class MessageBody(_Body):
+    role: str
+    content: Annotated[list[TextPart] | None, BeforeValidator(_as_parts)] = None
+
+
+class ChatBody(SamplingBody):
+    """POST /v1/chat/completions."""
+
+    messages: list[MessageBody]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: dict[str, JsonValue] | None = None
+
+    def check_supported(self) -> None:
+        super().check_supported()
+        if self.top_logprobs is not None and not self.logprobs:
+            raise InvalidRequestError("top_logprobs", "it is allowed only with logprobs: true")
+
+    def conversation(self) -> Conversation:
+        return Conversation(
+            messages=chat_messages(self.messages),
+            add_special_tokens=bool(self.add_special_tokens),
+            add_generation_prompt=self.add_generation_prompt is not False,
+            template_variables=self.chat_template_kwargs,
+        )
+
+    def sampling_fields(self) -> SamplingFields:
+        newer = self.max_completion_tokens is not None
+        return _sampling_fields(
+            self,
+            max_tokens=self.max_completion_tokens if newer else self.max_tokens,
+            max_tokens_field="max_completion_tokens" if newer else "max_tokens",
+            logprobs=(self.top_logprobs or 0) if self.logprobs else None,
+        )
+
+
+class TokenizeBody(_Body):
+    """POST /tokenize: a text or a conversation."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[MessageBody] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeBody(_Body):
+    """POST /detokenize."""
+
+    model: str | None = None
+    tokens: list[int] = Field(max_length=1_000_000)
+
+
+def chat_messages(messages: list[MessageBody]) -> list[ChatMessage]:
+    """Messages as plain text. Raises InvalidRequestError naming the part that is none."""
+    return [
+        ChatMessage(role=message.role, content=_text_of(message, f"messages[{i}]"))
+        for i, message in enumerate(messages)
+    ]
+
+
+def _text_of(message: MessageBody, where: str) -> str:
+    extra = message.model_extra or {}
+    if extra.get("tool_calls") or extra.get("function_call"):
+        raise InvalidRequestError(f"{where}.tool_calls", "tool calls are not supported")
+    if message.content is None:
+        raise InvalidRequestError(f"{where}.content", "it is required")
+    texts = []
+    for i, part in enumerate(message.content):
+        if part.type != "text":
+            raise InvalidRequestError(
+                f"{where}.content[{i}].type", f"got {shown(part.type)}, only text is supported"
+            )
+        if part.text is None:
+            raise InvalidRequestError(f"{where}.content[{i}].text", "it is required")
+        texts.append(part.text)
+    return "\n".join(texts)
+
+
+def _sampling_fields(
+    body: SamplingBody, *, max_tokens: int | None, max_tokens_field: str, logprobs: int | None
+) -> SamplingFields:
+    return SamplingFields(
+        max_tokens=max_tokens,
+        max_tokens_field=max_tokens_field,
+        min_tokens=body.min_tokens,
+        temperature=body.temperature,
+        top_p=body.top_p,
+        top_k=body.top_k,
+        min_p=body.min_p,
+        presence_penalty=body.presence_penalty,
+        frequency_penalty=body.frequency_penalty,
+        repetition_penalty=body.repetition_penalty,
+        logit_bias=body.logit_bias,
+        seed=body.seed,
+        stop=body.stop or (),
+        stop_token_ids=body.stop_token_ids or (),
+        ignore_eos=body.ignore_eos,
+        logprobs=logprobs,
+        logprobs_field="top_logprobs" if isinstance(body, ChatBody) else "logprobs",
+        n=body.n,
+        skip_special_tokens=body.skip_special_tokens,
+        include_stop_str_in_output=body.include_stop_str_in_output,
+    )

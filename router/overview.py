@@ -1,0 +1,112 @@
+"""What the nodes' views add up to: is the router ready, what fits, and the status that is shown.
+
+Pure functions of the views.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
+
+from pdserve.core.node import Role
+from pdserve.core.request import RouteTaken
+from router.nodes import NodeView
+
+Json = dict[str, object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Readiness:
+    """``ready`` with a ``reason`` is degraded: it serves, but not as it was meant to."""
+
+    ready: bool
+    reason: str | None
+
+    @property
+    def word(self) -> str:
+        if not self.ready:
+            return "not ready"
+        return "degraded" if self.reason else "ready"
+
+
+def max_model_len(views: Iterable[NodeView], own_bound: int) -> int:
+    """What every decode node heard of can hold; before any was, what the model allows."""
+    told = [
+        view.max_model_len
+        for view in views
+        if view.role is Role.DECODE and view.max_model_len is not None
+    ]
+    return min([own_bound, *told])
+
+
+def readiness(
+    views: Sequence[NodeView], *, prefill_configured: bool, had_ready: Set[Role]
+) -> Readiness:
+    """Ready once a decode node and, where the cluster has any, a prefill node connected to it are;
+    after a prefill node was ready for the first time (``had_ready``), its absence only degrades.
+    """
+    decode = [view for view in views if view.role is Role.DECODE]
+    if not any(view.ready for view in decode):
+        return Readiness(ready=False, reason=_why_not(decode, Role.DECODE))
+    problem = _prefill_problem(views) if prefill_configured else None
+    return Readiness(ready=problem is None or Role.PREFILL in had_ready, reason=problem)
+
+
+def status(
+    views: Iterable[NodeView],
+    *,
+    routes: Mapping[RouteTaken, int],
+    readiness: Readiness,
+    num_requests: int,
+) -> Json:
+    """What ``/admin/status`` answers."""
+    return {
+        "state": readiness.word,
+        "reason": readiness.reason,
+        "requests": num_requests,
+        "nodes": [_node(view) for view in views],
+        "routes": {route.value: routes[route] for route in RouteTaken},
+    }
+
+
+def _prefill_problem(views: Sequence[NodeView]) -> str | None:
+    prefill = [view for view in views if view.role is Role.PREFILL]
+    ready = {view.name for view in prefill if view.ready}
+    if not ready:
+        return _why_not(prefill, Role.PREFILL)
+    connected = {
+        name
+        for view in views
+        if view.role is Role.DECODE and view.ready and view.state is not None
+        for name in view.state.connected_prefill_nodes
+    }
+    if not ready & connected:
+        return "no decode node is connected to a prefill node"
+    return None
+
+
+def _why_not(views: Sequence[NodeView], role: Role) -> str:
+    reasons = "; ".join(f"{view.name}: {view.reason}" for view in views)
+    return f"no {role} node is ready" + (f" ({reasons})" if reasons else "")
+
+
+def _node(view: NodeView) -> Json:
+    state = view.state
+    return {
+        "name": view.name,
+        "role": view.role.value,
+        "address": view.address.address,
+        "incarnation": view.address.incarnation,
+        "connected": view.session is not None,
+        "ready": view.ready,
+        "reason": view.reason,
+        "ranks": [{"rank": r.rank, "pid": r.pid, "host": r.host} for r in view.ranks],
+        "max_model_len": view.max_model_len,
+        "total_blocks": state and state.total_blocks,
+        "free_blocks": state and state.free_blocks,
+        "draining_blocks": state and state.draining_blocks,
+        "block_size": state and state.block_size,
+        "running": state and state.running,
+        "waiting": state and state.waiting,
+        "queued_prefill_tokens": state and state.queued_prefill_tokens,
+        "num_preemptions": state and state.num_preemptions,
+        "kv_bytes_moved": state and state.kv_bytes_moved,
+    }

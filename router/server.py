@@ -1,0 +1,170 @@
+"""A running router: node sessions, dispatcher, HTTP and gRPC, started and closed together."""
+
+import asyncio
+import contextlib
+import logging
+import socket
+import time
+import uuid
+from collections.abc import Iterable, Iterator
+
+import uvicorn
+
+from pdserve.core.clock import Clock, MonotonicClock
+from pdserve.core.config import RouterConfig
+from pdserve.core.errors import ConfigError
+from pdserve.core.node import NodeAddress
+from pdserve.rpc.session import DEFAULT_SILENCE_S
+from pdserve.text.chat_template import ChatTemplate
+from pdserve.text.tokenizer import Tokenizer
+from router.admission import Admission
+from router.channel import Channels
+from router.dispatch import Dispatcher
+from router.grpc_server import PublicGrpcServer, start_grpc_server
+from router.intake import Intake
+from router.legs import Legs
+from router.metrics import Metrics
+from router.openai_http import make_app
+from router.policy import make_policy
+from router.service import RouterSpec, Service
+
+LISTEN_BACKLOG = 2048
+FACE_GRACE_S = 1.0  # for the last bytes of answers that are over
+
+logger = logging.getLogger(__name__)
+
+
+class Router:
+    """A router that serves. ``start_router`` makes it."""
+
+    def __init__(
+        self,
+        service: Service,
+        http_server: uvicorn.Server,
+        http_socket: socket.socket,
+        grpc_server: PublicGrpcServer,
+    ) -> None:
+        self._service = service
+        self._http_server = http_server
+        self._http_socket = http_socket
+        self._grpc_server = grpc_server
+        self._following = asyncio.create_task(
+            service.dispatcher.run(service.channels.news), name="dispatcher"
+        )
+        self._serving = asyncio.create_task(
+            http_server.serve(sockets=[http_socket]), name="HTTP server"
+        )
+
+    @property
+    def http_address(self) -> str:
+        """host:port"""
+        return f"{self._service.spec.config.host}:{self._http_socket.getsockname()[1]}"
+
+    @property
+    def grpc_address(self) -> str:
+        """host:port"""
+        return f"{self._service.spec.config.host}:{self._grpc_server.port}"
+
+    def set_nodes(self, nodes: Iterable[NodeAddress]) -> None:
+        """These are the cluster's nodes from now on."""
+        self._service.channels.set_nodes(nodes)
+
+    async def close(self, grace_s: float) -> None:
+        """Take in nothing more, let requests end within ``grace_s``, end the rest, stop."""
+        await self._service.dispatcher.close(grace_s)
+        await self._grpc_server.close(FACE_GRACE_S)
+        self._http_server.should_exit = True
+        await self._serving
+        await self._service.channels.close()
+        self._following.cancel()
+        await asyncio.gather(self._following, return_exceptions=True)
+
+
+async def start_router(
+    spec: RouterSpec, clock: Clock | None = None, silence_s: float = DEFAULT_SILENCE_S
+) -> Router:
+    """Serve HTTP and gRPC. It is ready once its nodes are.
+
+    Raises ConfigError for an unknown policy or a taken port, ModelFilesError for a damaged
+    tokenizer.
+    """
+    service = _make_service(spec, clock or MonotonicClock(), silence_s)
+    http_socket = _listen(spec.config)
+    try:
+        grpc_server = await start_grpc_server(service)
+    except ConfigError:
+        http_socket.close()
+        raise
+    router = Router(service, _http_server(service), http_socket, grpc_server)
+    router.set_nodes(spec.nodes)
+    logger.info("HTTP on %s, gRPC on %s", router.http_address, router.grpc_address)
+    return router
+
+
+def _make_service(spec: RouterSpec, clock: Clock, silence_s: float) -> Service:
+    tokenizer = Tokenizer(spec.model_dir)
+    limits = spec.config.limits
+    channels = Channels(
+        router_id=uuid.uuid4().hex,
+        model_fingerprint=spec.model.fingerprint,
+        silence_s=silence_s,
+    )
+    policy = make_policy(spec.config, prefill_configured=spec.prefill_configured)
+    metrics = Metrics()
+    return Service(
+        spec=spec,
+        created_s=int(time.time()),
+        clock=clock,
+        tokenizer=tokenizer,
+        intake=Intake(
+            tokenizer=tokenizer,
+            template=ChatTemplate(spec.model_dir),
+            vocab_size=spec.model.vocab_size,
+            served_name=spec.served_name,
+            limits=limits,
+        ),
+        channels=channels,
+        dispatcher=Dispatcher(
+            legs=Legs(channels, policy),
+            admission=Admission(limits.max_queued_requests),
+            metrics=metrics,
+            limits=limits,
+            clock=clock,
+        ),
+        metrics=metrics,
+    )
+
+
+def _listen(config: RouterConfig) -> socket.socket:
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    try:
+        return socket.create_server(
+            (config.host, config.http_port), family=family, backlog=LISTEN_BACKLOG
+        )
+    except OSError as error:
+        raise ConfigError(
+            f"router.http_port: cannot listen on {config.host}:{config.http_port}: "
+            f"{error.strerror or error}"
+        ) from error
+
+
+class _HttpServer(uvicorn.Server):
+    """Signals belong to the process that runs the router, not to its HTTP server."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def _http_server(service: Service) -> uvicorn.Server:
+    config = uvicorn.Config(
+        make_app(service),
+        http="httptools",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        timeout_graceful_shutdown=int(FACE_GRACE_S),
+        server_header=False,
+    )
+    return _HttpServer(config)

@@ -1,0 +1,85 @@
+"""What both public faces, HTTP and gRPC, stand on: one object with everything of this router.
+
+Composes; decides nothing itself.
+"""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from pdserve.core.clock import Clock
+from pdserve.core.config import RouterConfig
+from pdserve.core.model_spec import ModelSpec
+from pdserve.core.node import NodeAddress
+from pdserve.text.tokenizer import Tokenizer
+from router.channel import Channels
+from router.dispatch import Dispatcher
+from router.generation import Generation, GenerationRequest, generate
+from router.intake import Intake
+from router.metrics import Metrics
+from router.overview import Json, Readiness, max_model_len, readiness, status
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterSpec:
+    """Everything a router is told when it starts."""
+
+    config: RouterConfig
+    served_name: str
+    model_dir: Path  # for its tokenizer and chat template
+    model: ModelSpec
+    dtype: str
+    max_model_len: int | None  # the cluster file's bound on prompt and output of one request
+    prefill_configured: bool  # False: decode nodes prefill everything, and that is as it should be
+    nodes: tuple[NodeAddress, ...] = ()  # more come by Router.set_nodes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Service:
+    """The running parts of a router."""
+
+    spec: RouterSpec
+    created_s: int  # Unix time
+    clock: Clock
+    tokenizer: Tokenizer
+    intake: Intake
+    channels: Channels
+    dispatcher: Dispatcher
+    metrics: Metrics
+
+    def generate(
+        self, requests: Sequence[GenerationRequest], *, label: str, arrived_s: float
+    ) -> AbstractContextManager[Generation]:
+        """See ``router.generation.generate``."""
+        return generate(self.dispatcher, self.tokenizer, requests, label=label, arrived_s=arrived_s)
+
+    def max_model_len(self) -> int:
+        """Prompt and output tokens that one request may have."""
+        own_bound = self.spec.max_model_len or self.spec.model.max_position
+        return max_model_len(self.channels.views(), own_bound)
+
+    def readiness(self) -> Readiness:
+        if self.dispatcher.closing:
+            return Readiness(ready=False, reason="the router is shutting down")
+        return readiness(
+            self.channels.views(),
+            prefill_configured=self.spec.prefill_configured,
+            had_ready=self.channels.had_ready(),
+        )
+
+    def status(self) -> Json:
+        """What ``/admin/status`` answers."""
+        nodes = status(
+            self.channels.views(),
+            routes=self.metrics.routes,
+            readiness=self.readiness(),
+            num_requests=self.dispatcher.num_running,
+        )
+        return {"model": self.spec.served_name, "version": version(), **nodes}
+
+
+def version() -> str:
+    """The installed pdserve's version."""
+    return metadata.version("pdserve")
