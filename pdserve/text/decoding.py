@@ -8,6 +8,7 @@ the same tokens at once. A chain also knows the bytes that a token stands for on
 import codecs
 import re
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Any, Protocol
 
 _BYTE_PIECE = re.compile(r"<0x([0-9a-fA-F]{2})>")
@@ -237,6 +238,7 @@ def _byte_level_characters() -> dict[str, int]:
 _BYTE_LEVEL = _byte_level_characters()
 
 
+@lru_cache(maxsize=1 << 18)  # at most a vocabulary
 def _byte_level_bytes(piece: str) -> bytes:
     try:
         return bytes([_BYTE_LEVEL[char] for char in piece])

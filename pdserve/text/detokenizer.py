@@ -31,13 +31,7 @@ class StreamDetokenizer:
 
     def push(self, token_ids: Sequence[int]) -> str:
         """The text that the next tokens make certain."""
-        tokenizer, skips = self._tokenizer, self._skips_special
-        pieces = [
-            piece
-            for token_id in token_ids
-            if not (skips and tokenizer.is_special(token_id))
-            and (piece := tokenizer.piece(token_id)) is not None
-        ]
+        pieces = self._tokenizer.pieces(token_ids, skip_special_tokens=self._skips_special)
         return self._chain.push(pieces)
 
     def flush(self) -> str:

@@ -42,8 +42,6 @@ class TokenizerConfig:
     special_tokens: dict[str, str]  # by name, of NAMED_SPECIAL_TOKENS
     more_special_tokens: tuple[str, ...]
     added_tokens: tuple[AddedTokenSpec, ...]  # by id
-    add_bos_token: bool | None  # None: the file leaves it to tokenizer.json
-    add_eos_token: bool | None
     chat_templates: dict[str, str]  # by name; "default" is the usual one
 
 
@@ -59,8 +57,6 @@ def read_tokenizer_config(directory: Path) -> TokenizerConfig:
             special_tokens=_special_tokens(specials | {k: v for k, v in config.items() if v}),
             more_special_tokens=_more_special_tokens(config),
             added_tokens=_added_tokens(config.get("added_tokens_decoder") or {}),
-            add_bos_token=_flag(config, "add_bos_token"),
-            add_eos_token=_flag(config, "add_eos_token"),
             chat_templates=_chat_templates(config.get("chat_template"))
             | _template_files(directory),
         )
@@ -116,13 +112,6 @@ def _added_tokens(declared: dict[str, dict[str, Any]]) -> tuple[AddedTokenSpec, 
         for token_id, token in declared.items()
     ]
     return tuple(sorted(tokens, key=lambda token: token.token_id))
-
-
-def _flag(config: dict[str, Any], key: str) -> bool | None:
-    value = config.get(key)
-    if value is not None and not isinstance(value, bool):
-        raise ValueError(f"{key} is {value!r}, neither true nor false")
-    return value
 
 
 def _chat_templates(value: str | list[dict[str, str]] | None) -> dict[str, str]:

@@ -14,6 +14,7 @@ class StopStrings:
         assert all(stops), "an empty stop string would match everywhere"
         self._stops = tuple(stops)
         self._include = include_in_output
+        self._longest = max(map(len, self._stops), default=0)
         self._held = ""
         self.matched: str | None = None
 
@@ -46,8 +47,7 @@ class StopStrings:
 
     def _first_open_match(self, text: str) -> int:
         """Where the longest end of ``text`` begins that is the beginning of a stop string."""
-        longest = max((len(stop) for stop in self._stops), default=0)
-        for start in range(max(0, len(text) - longest + 1), len(text)):
+        for start in range(max(0, len(text) - self._longest + 1), len(text)):
             end = text[start:]
             if any(stop.startswith(end) for stop in self._stops):
                 return start

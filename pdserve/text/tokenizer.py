@@ -1,14 +1,14 @@
 """Text to token ids and back, as the model's ``tokenizer.json`` says.
 
-Wraps the ``tokenizers`` library; which special tokens exist and whether BOS or EOS are added is as
-in Hugging Face's loaders. Knows nothing of chats or streams.
+Wraps the ``tokenizers`` library. As in Hugging Face's loaders ``tokenizer.json`` alone says whether
+BOS or EOS are added, and ``tokenizer_config.json`` names special tokens. Knows nothing of chats or
+streams.
 """
 
 from collections.abc import Sequence
 from pathlib import Path
 
 import tokenizers
-from tokenizers.processors import TemplateProcessing
 
 from pdserve.core.errors import InvalidRequestError, ModelFilesError
 from pdserve.text.decoding import DecodingChain, make_chain
@@ -33,7 +33,6 @@ class Tokenizer:
         self._backend.no_padding()
         self._special_tokens = config.special_tokens
         _declare_tokens(self._backend, config)
-        _set_added_ends(self._backend, config)
         self._special_ids = frozenset(
             token_id
             for token_id, token in self._backend.get_added_tokens_decoder().items()
@@ -41,6 +40,12 @@ class Tokenizer:
         )
         # One more than the largest token id; the model's own vocabulary may be padded beyond.
         self.vocab_size = max(self._backend.get_vocab(with_added_tokens=True).values()) + 1
+        self._pieces = _pieces_by_id(self._backend, self.vocab_size)
+        self._plain_pieces = {
+            token_id: piece
+            for token_id, piece in self._pieces.items()
+            if token_id not in self._special_ids
+        }
 
     @property
     def special_tokens(self) -> dict[str, str]:
@@ -63,10 +68,10 @@ class Tokenizer:
         Raises InvalidRequestError naming ``field`` where the text is not Unicode (lone surrogates).
         """
         try:
-            encoding = self._backend.encode(text, add_special_tokens=add_special_tokens)
+            text.encode()
         except UnicodeEncodeError as error:
             raise InvalidRequestError(field, f"not valid Unicode: {error.reason}") from error
-        return list(encoding.ids)
+        return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of ``token_ids``; ids outside the vocabulary have none."""
@@ -78,7 +83,7 @@ class Tokenizer:
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that a token stands for on its own; not always whole characters."""
-        piece = self._backend.id_to_token(token_id)
+        piece = self._pieces.get(token_id)
         if piece is None:
             return b""
         return piece.encode() if self.is_special(token_id) else self._alone.as_bytes(piece)
@@ -87,9 +92,10 @@ class Tokenizer:
         """``token_bytes`` as text, with U+FFFD for what is not whole."""
         return self.token_bytes(token_id).decode(errors="replace")
 
-    def piece(self, token_id: int) -> str | None:
-        """A token as the vocabulary writes it, the input of ``new_chain``; None outside of it."""
-        return self._backend.id_to_token(token_id)
+    def pieces(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> list[str]:
+        """Tokens as the vocabulary writes them, the input of ``new_chain``."""
+        table = self._plain_pieces if skip_special_tokens else self._pieces
+        return [table[token_id] for token_id in token_ids if token_id in table]
 
     def new_chain(self) -> DecodingChain:
         """What turns the pieces of one stream into text."""
@@ -98,6 +104,11 @@ class Tokenizer:
     def _id_of(self, name: str) -> int | None:
         token = self._special_tokens.get(name)
         return None if token is None else self._backend.token_to_id(token)
+
+
+def _pieces_by_id(backend: tokenizers.Tokenizer, vocab_size: int) -> dict[int, str]:
+    pieces = ((token_id, backend.id_to_token(token_id)) for token_id in range(vocab_size))
+    return {token_id: piece for token_id, piece in pieces if piece is not None}
 
 
 def _declare_tokens(backend: tokenizers.Tokenizer, config: TokenizerConfig) -> None:
@@ -120,27 +131,3 @@ def _declare_tokens(backend: tokenizers.Tokenizer, config: TokenizerConfig) -> N
         # One that has no id gets none: the model has no embedding for it.
         if content not in special and backend.token_to_id(content) is not None:
             backend.add_special_tokens([tokenizers.AddedToken(content, normalized=False)])
-
-
-def _set_added_ends(backend: tokenizers.Tokenizer, config: TokenizerConfig) -> None:
-    """Where the configuration speaks of BOS or EOS it decides, elsewhere ``tokenizer.json``."""
-    if config.add_bos_token is None and config.add_eos_token is None:
-        return
-    bos = _end_token(backend, config, "bos_token") if config.add_bos_token else []
-    eos = _end_token(backend, config, "eos_token") if config.add_eos_token else []
-    backend.post_processor = TemplateProcessing(
-        single=[*(token for token, _ in bos), "$A", *(token for token, _ in eos)],
-        special_tokens=[*bos, *eos],
-    )
-
-
-def _end_token(
-    backend: tokenizers.Tokenizer, config: TokenizerConfig, name: str
-) -> list[tuple[str, int]]:
-    token = config.special_tokens.get(name)
-    if token is None:
-        return []
-    token_id = backend.token_to_id(token)
-    if token_id is None:
-        raise ModelFilesError(f"{config.path}: {name} {token!r} is not in the vocabulary")
-    return [(token, token_id)]
