@@ -1,6 +1,5 @@
 """What a front process holds, as its actor sees it: a node or the router."""
 
-import asyncio
 from collections.abc import Awaitable
 from dataclasses import dataclass
 from typing import Protocol
@@ -31,8 +30,3 @@ class Front(Protocol):
         """The nodes to talk to from now on."""
 
     async def close(self, grace_s: float) -> None: ...
-
-
-def never() -> "asyncio.Future[PdserveError]":
-    """The ``failed`` of what cannot fail by itself; made in the loop it is awaited in."""
-    return asyncio.get_running_loop().create_future()

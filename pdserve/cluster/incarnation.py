@@ -10,7 +10,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from pdserve.cluster.resolve import NodePlan, ResolvedCluster
+from pdserve.cluster.resolve import NodePlan
+from pdserve.cluster.site import Site
 
 _SHARED_MEMORY = Path("/dev/shm")
 
@@ -20,17 +21,14 @@ class Incarnation:
     """One start of one node."""
 
     id: str
-    cluster: ResolvedCluster
+    site: Site
     plan: NodePlan
-    model_dir: Path
-    run_token: str
-    log_folder: str  # below each host's log directory
     start_timeout_s: float
     step_timeout_s: float
 
     def make_run_dir(self) -> Path:
         """The directory in which this incarnation's processes meet, on the host of the caller."""
-        run_dir = shared_dir(self.run_token) / self.id
+        run_dir = shared_dir(self.site.run_token) / self.id
         run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         return run_dir
 

@@ -20,10 +20,12 @@ from pdserve.cluster.addresses import settled_ports
 from pdserve.cluster.front import RouterAddress
 from pdserve.cluster.incarnation import shared_dir
 from pdserve.cluster.process_log import log_dir
-from pdserve.cluster.ray_launcher import RayLauncher, Site
+from pdserve.cluster.ray_launcher import RayLauncher
 from pdserve.cluster.ray_session import joined_ray, private_ray
+from pdserve.cluster.readiness import wait_until_ready
 from pdserve.cluster.resolve import Hardware, ResolvedCluster, cpus_needed, resolve
 from pdserve.cluster.run_file import Claim, RunRecord, claim, run_folder
+from pdserve.cluster.site import Site
 from pdserve.cluster.supervisor import Backoff, Supervisor
 from pdserve.core.clock import MonotonicClock
 from pdserve.core.config import ClusterConfig
@@ -32,6 +34,7 @@ from pdserve.models.fetch import locate
 
 Say = Callable[[str, str], None]  # a stage, and what there is to say about it
 
+READY_TIMEOUT_S = 120.0  # for the nodes to connect to each other
 _ANY_HARDWARE = Hardware(num_cpus=None, num_gpus=float("inf"))
 
 
@@ -105,10 +108,15 @@ async def start_cluster(opened: OpenedSite, say: Say) -> Cluster:
         backoff=Backoff(),
         on_event=lambda event: say("cluster", event),
     )
-    await supervisor.start()
     router = RouterAddress(
         http=f"{config.host}:{config.http_port}", grpc=f"{config.host}:{config.grpc_port}"
     )
+    await supervisor.start()
+    try:
+        await wait_until_ready(router.grpc, READY_TIMEOUT_S)
+    except BaseException:
+        await supervisor.kill()
+        raise
     opened.claim.publish(
         replace(
             opened.record,

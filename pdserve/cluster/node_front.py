@@ -39,8 +39,8 @@ class NodeFront:
 
 async def start_front(incarnation: Incarnation) -> NodeFront:
     """Meet the ranks, which start meanwhile, and serve. Raises PdserveError."""
-    plan, config = incarnation.plan, incarnation.cluster.config
-    spec = incarnation.cluster.node_spec(plan, incarnation.id, host_address(config.network))
+    plan, cluster = incarnation.plan, incarnation.site.cluster
+    spec = cluster.node_spec(plan, incarnation.id, host_address(cluster.config.network))
     ranks = await start_ranks(
         run_dir=incarnation.make_run_dir(),
         tp_size=plan.pool.tensor_parallel_size,

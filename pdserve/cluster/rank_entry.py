@@ -13,10 +13,11 @@ def run_incarnation(incarnation: Incarnation, rank: int, device_index: int | Non
 
 def rank_spec(incarnation: Incarnation, rank: int, device_index: int | None) -> RankSpec:
     """What this rank is told."""
-    cluster, plan = incarnation.cluster, incarnation.plan
+    site, plan = incarnation.site, incarnation.plan
+    cluster = site.cluster
     config, pool = cluster.config, plan.pool
     engine = EngineConfig(
-        model_dir=incarnation.model_dir,
+        model_dir=site.model_dir,
         spec=cluster.model,
         load_format=config.model.load_format,
         device=plan.device if device_index is None else f"{plan.device}:{device_index}",

@@ -7,8 +7,6 @@ host's shared memory. A start that fails or is cancelled leaves nothing running.
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import ray
@@ -19,7 +17,8 @@ from pdserve.cluster.actors import CALL_THREADS, FrontActor, RankActor
 from pdserve.cluster.front import RouterAddress
 from pdserve.cluster.incarnation import Incarnation, new_incarnation_id
 from pdserve.cluster.ray_processes import CONTROL_TIMEOUT_S, Process, ProcessGroup
-from pdserve.cluster.resolve import NodePlan, ResolvedCluster
+from pdserve.cluster.resolve import NodePlan
+from pdserve.cluster.site import Site
 from pdserve.core.errors import NodeLostError, PdserveError
 from pdserve.core.node import NodeAddress
 
@@ -31,16 +30,6 @@ Address = TypeVar("Address")
 
 _RankActor = ray.remote(RankActor)
 _FrontActor = ray.remote(FrontActor)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Site:
-    """What all starts of one cluster have in common."""
-
-    cluster: ResolvedCluster
-    model_dir: Path
-    run_token: str
-    log_folder: str
 
 
 class RayFront(Generic[Address]):
@@ -72,14 +61,10 @@ class RayLauncher:
         self._say = say
 
     async def start_node(self, plan: NodePlan) -> RayFront[NodeAddress]:
-        site = self._site
         incarnation = Incarnation(
             id=new_incarnation_id(plan.name),
-            cluster=site.cluster,
+            site=self._site,
             plan=plan,
-            model_dir=site.model_dir,
-            run_token=site.run_token,
-            log_folder=site.log_folder,
             start_timeout_s=START_TIMEOUT_S,
             step_timeout_s=STEP_TIMEOUT_S,
         )

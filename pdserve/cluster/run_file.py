@@ -10,6 +10,7 @@ process, and ids are used again.
 import fcntl
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ from pdserve.core.errors import ConfigError
 
 DEFAULT_NAME = "pdserve"
 MAX_UNNAMED = 100
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,8 +69,10 @@ class Claim:
 def claim(folder: Path, name: str | None) -> Claim:
     """Take ``name``, or the first free default name for None.
 
-    Raises ConfigError where a cluster of that name runs.
+    Raises ConfigError where a cluster of that name runs, or the name is no file's.
     """
+    if name is not None and not _NAME.fullmatch(name):
+        raise ConfigError(f"--name: {name!r}: letters, digits, '.', '_' and '-' are allowed")
     folder.mkdir(parents=True, exist_ok=True)
     for candidate in [name] if name is not None else _default_names():
         if (lock_fd := _lock(folder / f"{candidate}.lock", fcntl.LOCK_EX)) is not None:

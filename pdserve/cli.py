@@ -1,0 +1,96 @@
+"""The ``pdserve`` command: says what there is, parses, and hands over to the command's own module.
+
+A command is a module with ``add_arguments(parser)`` and ``run(arguments) -> int``. It is loaded
+only when it is asked for, so that `pdserve status` and `pdserve --help` answer at once.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pdserve.core.errors import ConfigError, ModelFilesError, PdserveError
+from pdserve.core.plugin import load_plugin
+
+EXIT_FAILED, EXIT_WRONG_INPUT, EXIT_INTERRUPTED = 1, 2, 130
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """Where a command is, and what it is for."""
+
+    module: str
+    summary: str
+
+
+COMMANDS = {
+    "serve": Command("pdserve.cluster.serve", "start a cluster and serve until Ctrl-C"),
+    "demo": Command(
+        "pdserve.cluster.demo.command", "serve a small model and ask it three questions"
+    ),
+    "status": Command("pdserve.cluster.status", "nodes, loads and routes of a running cluster"),
+    "models fetch": Command("pdserve.models.fetch_command", "download a model known by name"),
+    "models list": Command("pdserve.models.list_command", "the models known by name"),
+    "bench engine": Command("pdserve.bench.engine", "latency of prefill and decode steps"),
+    "version": Command("pdserve.cluster.version", "print the version"),
+}
+GROUPS = {"models": "models that can be fetched by name", "bench": "measurements"}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; the exit status. Wrong usage leaves with argparse's SystemExit(2)."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    name = _command_named(words)
+    parsed = _parser(name).parse_args(words)
+    if name is None:
+        raise AssertionError("argparse lets nothing through that is no command")
+    try:
+        status = load_plugin(f"{COMMANDS[name].module}:run")(parsed)
+        sys.stdout.flush()
+    except (ConfigError, ModelFilesError) as error:
+        return _complain(error, EXIT_WRONG_INPUT)
+    except PdserveError as error:
+        return _complain(error, EXIT_FAILED)
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:  # `pdserve status | head`
+        sys.stderr.close()
+        return EXIT_FAILED
+    assert isinstance(status, int)
+    return status
+
+
+def _command_named(words: Sequence[str]) -> str | None:
+    """The command that the first words name, if any."""
+    for num_words in (2, 1):
+        if (name := " ".join(words[:num_words])) in COMMANDS:
+            return name
+    return None
+
+
+def _parser(name: str | None) -> argparse.ArgumentParser:
+    """All commands' names; the arguments of the one that was named."""
+    top = argparse.ArgumentParser(
+        prog="pdserve", description="LLM serving with prefill and decode on separate pools of GPUs."
+    )
+    places = {"": top.add_subparsers(title="commands", metavar="COMMAND", required=True)}
+    for full_name, command in COMMANDS.items():
+        group, _, word = full_name.rpartition(" ")
+        if group not in places:
+            parser = places[""].add_parser(group, help=GROUPS[group], description=GROUPS[group])
+            places[group] = parser.add_subparsers(metavar="COMMAND", required=True)
+        parser = places[group].add_parser(
+            word, help=command.summary, description=command.summary.capitalize() + "."
+        )
+        if full_name == name:
+            load_plugin(f"{command.module}:add_arguments")(parser)
+    return top
+
+
+def _complain(error: Exception, status: int) -> int:
+    print(f"pdserve: {error}", file=sys.stderr)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,44 @@
+"""The router in its process."""
+
+import asyncio
+
+from pdserve.cluster.front import RouterAddress
+from pdserve.cluster.site import Site
+from pdserve.core.errors import PdserveError
+from pdserve.core.node import NodeAddress
+from router.server import Router, start_router
+from router.service import RouterSpec
+
+
+class RouterFront:
+    """A ``Front``. A router never gives up by itself: it lives as long as its process."""
+
+    def __init__(self, router: Router) -> None:
+        self._router = router
+        self.failed: asyncio.Future[PdserveError] = asyncio.get_running_loop().create_future()
+
+    @property
+    def address(self) -> RouterAddress:
+        return RouterAddress(http=self._router.http_address, grpc=self._router.grpc_address)
+
+    async def set_nodes(self, nodes: tuple[NodeAddress, ...]) -> None:
+        self._router.set_nodes(nodes)
+
+    async def close(self, grace_s: float) -> None:
+        await self._router.close(grace_s)
+
+
+async def start_front(site: Site) -> RouterFront:
+    """Listen; the nodes come by ``set_nodes``. Raises ConfigError or ModelFilesError."""
+    cluster = site.cluster
+    config = cluster.config
+    spec = RouterSpec(
+        config=config.router,
+        served_name=config.model.name,
+        model_dir=site.model_dir,
+        model=cluster.model,
+        dtype=config.model.dtype,
+        max_model_len=cluster.max_model_len,
+        prefill_configured=bool(config.prefill.replicas),
+    )
+    return RouterFront(await start_router(spec))
