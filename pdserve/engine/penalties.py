@@ -24,7 +24,9 @@ class Penalties:
     def __init__(self, vocab_size: int, device: torch.device) -> None:
         self._device = device
         self._histories = torch.zeros((_FIRST_LINES, _FIRST_CAPACITY), dtype=torch.int64).to(device)
-        self._output_counts = torch.zeros((_FIRST_LINES, vocab_size)).to(device)
+        self._output_counts = torch.zeros((_FIRST_LINES, vocab_size), dtype=torch.float32).to(
+            device
+        )
         self._free = list(range(_FIRST_LINES))
         self._lines: dict[Slot, int] = {}
         self._lengths: dict[Slot, int] = {}
@@ -43,9 +45,8 @@ class Penalties:
         self._histories[line] = tokens[0]
         self._histories[line, : len(history)] = tokens
         outputs = tokens[prompt_len:]
-        self._output_counts[line].zero_().index_put_(
-            (outputs,), torch.ones(len(outputs), device=self._device), accumulate=True
-        )
+        once = torch.ones(len(outputs), dtype=torch.float32, device=self._device)
+        self._output_counts[line].zero_().index_add_(0, outputs, once)
 
     def leave(self, slot: Slot) -> None:
         self._free.append(self._lines.pop(slot))
@@ -63,7 +64,8 @@ class Penalties:
         longest = max(self._lengths[slot] for slot in slots)
         repetition, frequency, presence = (
             torch.tensor(
-                [(p.repetition_penalty, p.frequency_penalty, p.presence_penalty) for p in sampling]
+                [(p.repetition_penalty, p.frequency_penalty, p.presence_penalty) for p in sampling],
+                dtype=torch.float32,
             )
             .to(self._device)
             .T[:, :, None]
