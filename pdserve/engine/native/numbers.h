@@ -1,0 +1,75 @@
+/* Vectors, element types and the exponential: what the kernels compute with. */
+#pragma once
+
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#define LANES 16 /* floats in a vector register */
+#else
+#define LANES 8
+#endif
+
+#define INLINE static inline __attribute__((always_inline))
+
+typedef float vec __attribute__((vector_size(LANES * sizeof(float))));
+typedef float unaligned_vec __attribute__((vector_size(LANES * sizeof(float)), aligned(4)));
+typedef uint16_t bf16; /* the upper half of a float */
+typedef uint16_t halves __attribute__((vector_size(LANES * sizeof(bf16)), aligned(2)));
+typedef uint32_t words __attribute__((vector_size(LANES * sizeof(uint32_t))));
+
+INLINE float load_f32(float x) { return x; }
+INLINE float store_f32(float x) { return x; }
+
+INLINE float load_bf16(bf16 x) {
+    uint32_t bits = (uint32_t)x << 16;
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+/* Round to nearest, ties to even. NaN may become infinite: our inputs are finite. */
+INLINE bf16 store_bf16(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return (bf16)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
+INLINE vec load_vec_f32(const float *p) { return *(const unaligned_vec *)p; }
+
+INLINE vec load_vec_bf16(const bf16 *p) {
+    return (vec)(__builtin_convertvector(*(const halves *)p, words) << 16);
+}
+
+INLINE void store_vec(float *p, vec x) { *(unaligned_vec *)p = x; }
+
+INLINE float sum_of(vec x) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_add_ps((__m512)x);
+#else
+    float total = 0;
+    for (int i = 0; i < LANES; i++) total += x[i];
+    return total;
+#endif
+}
+
+/* e^x within 2 units of the last place; for x < -87 a tiny number, never more than e^87. */
+INLINE float fast_exp(float x) {
+    x = x < -87.0f ? -87.0f : x;
+    x = x > 87.0f ? 87.0f : x;
+    float n = __builtin_rintf(x * 1.44269504f);
+    /* |r| <= ln 2 / 2, in two steps that the compiler may not merge. */
+    float r = __builtin_fmaf(n, 2.12194440e-4f, __builtin_fmaf(n, -0.693359375f, x));
+    float p = 1.9875691500e-4f;
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * r * r + r + 1.0f;
+    uint32_t power = (uint32_t)((int32_t)n + 127) << 23; /* 2^n */
+    float scale;
+    memcpy(&scale, &power, sizeof scale);
+    return p * scale;
+}
