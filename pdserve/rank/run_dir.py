@@ -1,15 +1,11 @@
-"""The directory in which one start of a node's front and ranks meet: names, and where to put it.
+"""The names in the directory in which one start of a node's front and ranks meet.
 
-Owns the names; who makes and removes which file is told where it is used. A directory serves one
-incarnation of a node and is removed by whoever made it.
+Who makes and removes which file is told where it is used. A directory serves one incarnation of a
+node, is best in shared memory, and is made and removed by the owner of the processes.
 """
 
-import os
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-
-_SHARED_MEMORY = Path("/dev/shm")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +36,3 @@ class RunDir:
     def tp_store(self) -> Path:
         """Where the ranks meet to make their tensor-parallel group."""
         return self.root / "tp-store"
-
-
-def new_run_dir(name: str) -> Path:
-    """Make a fresh directory in shared memory, or where temporary files go if there is none."""
-    root = _SHARED_MEMORY if os.access(_SHARED_MEMORY, os.W_OK | os.X_OK) else None
-    return Path(tempfile.mkdtemp(prefix=f"pdserve-{name}-", dir=root))

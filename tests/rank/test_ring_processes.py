@@ -10,7 +10,6 @@ import pytest
 
 from pdserve.core.errors import RankError
 from pdserve.rank.ring import RingReader, RingWriter, create_ring
-from pdserve.rank.run_dir import new_run_dir
 from tests.rank.ring_child import CAPACITY, records
 
 
@@ -85,9 +84,3 @@ def test_a_writer_waiting_for_space_notices_that_the_reader_was_killed(path):
     assert time.monotonic() - start_s < 1
     child.end()
     writer.close()
-
-
-def test_a_run_directory_is_fresh_and_empty():
-    directory = new_run_dir("test")
-    assert list(directory.iterdir()) == []
-    directory.rmdir()
