@@ -17,9 +17,8 @@ from dataclasses import dataclass
 
 from decode_node.events import Admitted, Event, Forked, NewToken, Replaced
 from pdserve.core.clock import Clock
-from pdserve.core.request import TokenLogprobs
+from pdserve.core.request import RequestKey, TokenLogprobs
 from pdserve.engine.batch import Batch, Chunk, Sampled, StepOutput
-from pdserve.engine.chunking import share_budget
 from pdserve.engine.ledger import Ledger
 from pdserve.engine.sequence import Sequence
 
@@ -49,8 +48,9 @@ class _Local:
     budgeted: bool
 
 
-def _age(sequence: Sequence) -> float:
-    return sequence.arrived_s
+def _age(sequence: Sequence) -> tuple[float, RequestKey, int]:
+    """The order of all queues. Total: were two alike, each could be the other's victim for ever."""
+    return sequence.arrived_s, sequence.key, sequence.choices[0]
 
 
 class DecodeScheduler:
@@ -92,17 +92,27 @@ class DecodeScheduler:
         bisect.insort(self._waiting, sequence, key=_age)
 
     def admit(self) -> None:
-        """Reserve blocks for waiting sequences as far as they go."""
-        for sequence in list(self._may_start()):
-            if self._has_room(sequence) and self.ledger.reserve(sequence, self._wanted(sequence)):
+        """Reserve blocks for waiting sequences; others pass one that has to wait, for a while."""
+        now_s = self._clock.now_s()
+        num_places = self._num_places()
+        for sequence in list(self._waiting):
+            if num_places <= 0:
+                return
+            if len(sequence.choices) <= num_places and self._reserve(sequence):
+                num_places -= len(sequence.choices)
                 self._waiting.remove(sequence)
                 bisect.insort(self._reserved, sequence, key=_age)
                 self._events.append(Admitted(sequence=sequence))
+            elif now_s > sequence.arrived_s + self._limits.overtake_s:
+                return
 
     def take_events(self) -> list[Event]:
-        """What was decided and learned since the last call, in order."""
+        """What was decided and learned since the last call, in order.
+
+        Without the admissions that a later plan has already withdrawn.
+        """
         events, self._events = self._events, []
-        return events
+        return [e for e in events if not (isinstance(e, Admitted) and e.sequence.over)]
 
     def prefill_locally(self, sequence: Sequence, *, budgeted: bool) -> None:
         """Compute the prompt of a reserved sequence here, in chunks."""
@@ -112,6 +122,7 @@ class DecodeScheduler:
 
     def first_tokens(self, sequence: Sequence, first: Sampled) -> None:
         """The first tokens of a reserved sequence are known; its KV is on its way."""
+        assert not sequence.over
         going_on = self._take_first(sequence, first)
         if going_on:
             self._started[sequence] = going_on
@@ -174,24 +185,21 @@ class DecodeScheduler:
         return new
 
     def _wanted(self, sequence: Sequence) -> int:
-        return min(sequence.num_prompt + self._limits.headroom_tokens, sequence.max_len)
+        headroom = min(self._limits.headroom_tokens, sequence.max_len - sequence.num_prompt)
+        wanted = sequence.num_prompt + headroom * len(sequence.choices)
+        return min(wanted, self.ledger.max_tokens)
 
-    def _has_room(self, sequence: Sequence) -> bool:
-        """A place for each choice, and a block for the next growth of each that runs already."""
+    def _num_places(self) -> int:
+        """Sequences that may still come in: whoever is here has a place for each choice."""
         holders = [*self._reserved, *(entry.sequence for entry in self._local)]
         held = sum(len(holder.choices) for holder in holders) + len(self._running)
-        if held + len(sequence.choices) > self._limits.max_sequences:
-            return False
-        blocks = self.ledger.num_blocks_for(self._wanted(sequence))
-        return self.ledger.pool.num_free >= blocks + len(self._running)
+        return self._limits.max_sequences - held
 
-    def _may_start(self) -> Iterator[Sequence]:
-        """Waiting sequences; nobody passes one that has waited longer than ``overtake_s``."""
-        now_s = self._clock.now_s()
-        for sequence in self._waiting:
-            yield sequence
-            if not sequence.blocks and now_s > sequence.arrived_s + self._limits.overtake_s:
-                return
+    def _reserve(self, sequence: Sequence) -> bool:
+        """Reserve blocks, unless the next growth of those that run would want them."""
+        wanted = self._wanted(sequence)
+        left = self.ledger.pool.num_free - self.ledger.num_blocks_for(wanted)
+        return left >= len(self._running) and self.ledger.reserve(sequence, wanted)
 
     def _can_decode(self, sequence: Sequence) -> bool:
         return not sequence.over and sequence.num_expected < sequence.max_len
@@ -213,21 +221,23 @@ class DecodeScheduler:
         not_started = [s for s in self._reserved if s not in self._started]
         if not_started:
             return not_started[-1]
-        # The last of the youngest: none that this step has already planned.
-        computing = [*(entry.sequence for entry in self._local), *self._running]
-        return max(reversed(computing), key=_age)
+        # The youngest: never one that this step has already planned.
+        return max((*(entry.sequence for entry in self._local), *self._running), key=_age)
 
     def _local_chunks(self, budget: int) -> Iterator[tuple[Sequence, int]]:
-        """Routed prompts share their budget; of the fallbacks only the oldest gets its chunk."""
-        left = [entry for entry in self._local if entry.sequence.num_unplanned_prompt]
-        routed = [e.sequence for e in left if e.budgeted and self._limits.local_prefill_tokens]
-        fallbacks = [e.sequence for e in left if e.sequence not in routed]
-        for sequence, length in share_budget(
-            routed, min(budget, self._limits.local_prefill_tokens)
-        ):
+        """Oldest first: routed prompts share their budget, of the fallbacks one gets its chunk."""
+        routed, fallback = self._limits.local_prefill_tokens, self._limits.fallback_chunk
+        for entry in self._local:
+            wanted = min(entry.sequence.num_unplanned_prompt, budget)
+            if entry.budgeted and self._limits.local_prefill_tokens:
+                length = min(wanted, routed)
+                routed -= length
+            else:
+                length = min(wanted, fallback)
+                fallback = 0 if length else fallback
             budget -= length
-            yield sequence, length
-        yield from share_budget(fallbacks[:1], min(budget, self._limits.fallback_chunk))
+            if length:
+                yield entry.sequence, length
 
     def _local_chunk(self, sequence: Sequence, length: int) -> Chunk:
         if length < sequence.num_unplanned_prompt:
@@ -255,6 +265,7 @@ class DecodeScheduler:
             bisect.insort(self._running, sequence, key=_age)
             return
         self.ledger.leave(sequence)
+        self.ledger.trim(sequence, sequence.num_prompt)
         for child in going_on:
             if self.ledger.fork(sequence, child):
                 self.ledger.enter(child)

@@ -8,7 +8,6 @@ with the sequence until its handoff is over (``release``).
 """
 
 import bisect
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from pdserve.core.clock import Clock
@@ -124,18 +123,14 @@ class PrefillScheduler:
         return sequence.arrived_s + length_class * self._overtake_s
 
     def _admit(self) -> None:
-        for sequence in list(self._may_start()):
+        """Start prompts that fit; others pass one that does not, until it has waited too long."""
+        now_s = self._clock.now_s()
+        for sequence in list(self._waiting):
             if not self.ledger.num_free_slots:
                 return
             if self.ledger.reserve(sequence, sequence.num_prompt):
                 self._waiting.remove(sequence)
                 self.ledger.enter(sequence)
                 bisect.insort(self._running, sequence, key=self._place)
-
-    def _may_start(self) -> Iterator[Sequence]:
-        """Waiting prompts in order; nobody passes one that has waited past its place."""
-        now_s = self._clock.now_s()
-        for sequence in self._waiting:
-            yield sequence
-            if sequence.slot is None and now_s > self._place(sequence) + self._overtake_s:
+            elif now_s > self._place(sequence) + self._overtake_s:
                 return

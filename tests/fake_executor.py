@@ -35,8 +35,8 @@ class FakeExecutor:
     """All ranks of one node, fed with batches; asserts every rule that real ranks rely on.
 
     KV is modelled as the token history of each position, so a position that was never written, was
-    written for other tokens or was overwritten is found when it is read. ``submit`` checks the delta;
-    the step's reads and writes happen in ``run_one`` or, at the latest, in ``output``.
+    written for other tokens or was overwritten is found when it is read. ``submit`` checks the
+    delta; the step's reads and writes happen in ``run_one`` or, at the latest, in ``output``.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """A model small enough to know by heart: which token follows which history, and so every answer.
 
-Owns ``History``, the stand-in for KV (the KV of a position depends on all tokens up to it), and the rule
-by which ``FakeExecutor`` samples. Knows no batch, block or slot.
+Owns ``History``, the stand-in for KV (the KV of a position depends on all tokens up to it), and
+the rule by which ``FakeExecutor`` samples. Knows no batch, block or slot.
 """
 
 from collections.abc import Iterable, Iterator

@@ -63,6 +63,13 @@ class Ledger:
             sequence.blocks += self.pool.allocate(missing)
         return True
 
+    def trim(self, sequence: Sequence, num_tokens: int) -> None:
+        """Take back blocks beyond ``num_tokens`` tokens, which no step or handoff has touched."""
+        assert num_tokens >= sequence.num_planned
+        kept = self.num_blocks_for(num_tokens)
+        self.pool.free(sequence.blocks[kept:])
+        del sequence.blocks[kept:]
+
     def enter(self, sequence: Sequence) -> None:
         """Give the sequence a slot; the next batch tells the ranks."""
         assert sequence.slot is None
