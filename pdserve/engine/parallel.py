@@ -70,11 +70,12 @@ class ProcessTpGroup:
 
     def all_gather(self, x: Tensor) -> Tensor:
         num_rows, width = x.shape
-        parts = x.new_empty(self.size, num_rows, width)
+        parts = x.new_empty(self.size * num_rows, width)
         try:
             self._process_group._allgather_base(parts, x.contiguous()).wait()
         except RuntimeError as error:
             raise RankError(f"tensor-parallel gather on rank {self.rank}: {error}") from error
+        parts = parts.view(self.size, num_rows, width)
         return parts.transpose(0, 1).reshape(num_rows, self.size * width)
 
     def close(self) -> None:

@@ -1,9 +1,10 @@
 """Fixtures of the engine's tests."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.engine.families import save_model
 
@@ -19,3 +20,12 @@ def model_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
         return saved[family]
 
     return directory
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """On a busy machine OpenMP's threads wait for each other longer than tiny models compute."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

@@ -41,25 +41,29 @@ COMPILE_TIMEOUT_S = 120.0
 
 @functools.cache
 def native_library() -> ctypes.CDLL | None:
-    """The compiled library, or None where it cannot be made here (logged once)."""
+    """The compiled library of this process, or None where it cannot be made here."""
+    return load_library(cache_dir() / "native", COMPILER)
+
+
+def load_library(folder: Path, compiler: str) -> ctypes.CDLL | None:
+    """Load the library, compiled into ``folder`` if it is not there; None, logged, on failure."""
     try:
-        return ctypes.CDLL(str(_compiled()))
+        return ctypes.CDLL(str(_compiled(folder, [compiler, *FLAGS])))
     except (OSError, subprocess.SubprocessError) as error:
         details = getattr(error, "stderr", None) or error
         logger.warning("no fast CPU kernels, plain torch instead: %s", details)
         return None
 
 
-def _compiled() -> Path:
+def _compiled(folder: Path, command: list[str]) -> Path:
     """The shared library for exactly these sources, flags, compiler and processor."""
-    folder = Path(__file__).parent
-    sources = sorted(folder.glob("*.c"))
-    headers = sorted(folder.glob("*.h"))
-    command = [COMPILER, *FLAGS]
-    digest = hashlib.sha256(" ".join((*command, _compiler_version(), _processor())).encode())
-    for path in (*sources, *headers):
+    here = Path(__file__).parent
+    sources = sorted(here.glob("*.c"))
+    key = " ".join((*command, _version(command[0]), _processor()))
+    digest = hashlib.sha256(key.encode())
+    for path in (*sources, *sorted(here.glob("*.h"))):
         digest.update(path.name.encode() + path.read_bytes())
-    library = cache_dir() / "native" / f"pdserve-{digest.hexdigest()[:16]}.so"
+    library = folder / f"pdserve-{digest.hexdigest()[:16]}.so"
     if not library.exists():
         _compile(command, sources, library)
     return library
@@ -89,9 +93,9 @@ def _openmp_of_torch() -> list[str]:
     return [str(path) for path in bundled[:1]]
 
 
-def _compiler_version() -> str:
+def _version(compiler: str) -> str:
     return subprocess.run(
-        [COMPILER, "--version"], check=True, capture_output=True, text=True, timeout=30
+        [compiler, "--version"], check=True, capture_output=True, text=True, timeout=30
     ).stdout
 
 

@@ -1,0 +1,186 @@
+"""Every attention backend gives what dense attention over the whole history gives."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from pdserve.core.errors import ConfigError
+from pdserve.core.kv_layout import KvLayout
+from pdserve.engine.attention import ATTENTION_BACKENDS
+from pdserve.engine.attention.interface import AttentionBackend, AttentionMetadata, HeadShape
+from pdserve.engine.attention.select import make_backend
+from pdserve.engine.kv_cache import KvCache
+
+CPU = torch.device("cpu")
+NUM_LAYERS = 2
+TOLERANCE = {"float32": 5e-6, "bfloat16": 2e-2}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A step: chunks ``(start, length)`` over a cache whose blocks are dealt out at random."""
+
+    heads: HeadShape
+    block_size: int
+    chunks: tuple[tuple[int, int], ...]
+    dtype: str = "float32"
+    kv_dtype: str = "float32"
+    seed: int = 0
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    num_kv_heads = draw(st.integers(1, 3))
+    heads = HeadShape(
+        num_heads=num_kv_heads * draw(st.sampled_from([1, 2, 3, 7])),
+        num_kv_heads=num_kv_heads,
+        head_size=draw(st.sampled_from([16, 48, 64, 80, 128])),
+        sliding_window=draw(st.none() | st.integers(1, 90)),
+    )
+    lengths = st.one_of(st.just(1), st.integers(2, 12), st.integers(13, 150))
+    chunk = st.tuples(st.just(0) | st.integers(0, 200), lengths)
+    return Case(
+        heads=heads,
+        block_size=draw(st.integers(1, 33) | st.sampled_from([16, 64, 100])),
+        chunks=tuple(draw(st.lists(chunk, min_size=1, max_size=4))),
+        dtype=draw(st.sampled_from(["float32", "bfloat16"])),
+        kv_dtype=draw(st.sampled_from(["float32", "bfloat16"])),
+        seed=draw(st.integers(0, 1000)),
+    )
+
+
+class Step:
+    """A case made real: a filled cache, the step's q, k and v, and what dense attention gives."""
+
+    def __init__(self, case: Case) -> None:
+        self.case = case
+        self._random = torch.Generator().manual_seed(case.seed)
+        heads, dtype = case.heads, getattr(torch, case.dtype)
+        layout = KvLayout(
+            num_layers=NUM_LAYERS,
+            num_kv_heads=heads.num_kv_heads,
+            head_size=heads.head_size,
+            block_size=case.block_size,
+            dtype=case.kv_dtype,
+            tp_size=1,
+        )
+        counts = [layout.num_blocks_for(start + length) for start, length in case.chunks]
+        self.kv = KvCache(layout, sum(counts) + 3, CPU)
+        self.kv.tensor.fill_(torch.nan)  # whatever is not written must not matter
+        blocks = torch.randperm(self.kv.num_blocks, generator=self._random).int()
+        self.tables = torch.zeros(len(counts), max(counts), dtype=torch.int32)
+        for row, dealt in enumerate(blocks[: sum(counts)].split(counts)):
+            self.tables[row, : len(dealt)] = dealt
+        num_tokens = sum(length for _, length in case.chunks)
+        qkv = self._draw(num_tokens, heads.num_heads + 2 * heads.num_kv_heads, heads.head_size)
+        counts = [heads.num_heads, heads.num_kv_heads, heads.num_kv_heads]
+        self.q, self.k, self.v = qkv.to(dtype).split(counts, dim=1)
+        self.histories = [self._write_history(row) for row in range(len(case.chunks))]
+
+    def _draw(self, *shape: int) -> Tensor:
+        return torch.randn(shape, generator=self._random)
+
+    def _write_history(self, row: int) -> Tensor:
+        """K and V ``[2, start, Hkv, D]`` before the chunk, in the pages of every layer."""
+        start, _ = self.case.chunks[row]
+        shape = (2, start, self.case.heads.num_kv_heads, self.case.heads.head_size)
+        history = self._draw(*shape).to(self.kv.dtype)
+        for position in range(start):
+            block = int(self.tables[row, position // self.case.block_size])
+            offset = position % self.case.block_size
+            self.kv.tensor[block, :, :, :, offset] = history[:, position].permute(1, 0, 2)[:, None]
+        return history.float()
+
+    @property
+    def metadata(self) -> AttentionMetadata:
+        ranges = [torch.arange(start, start + length) for start, length in self.case.chunks]
+        return AttentionMetadata(
+            starts=tuple(start for start, _ in self.case.chunks),
+            lengths=tuple(length for _, length in self.case.chunks),
+            positions=torch.cat(ranges),
+            block_tables=self.tables,
+        )
+
+    def dense(self) -> Tensor:
+        """``[T, Hq * D]`` float32, position by position."""
+        heads, out, token = self.case.heads, [], 0
+        new = torch.stack((self.k, self.v)).to(self.kv.dtype).float()
+        for (start, length), history in zip(self.case.chunks, self.histories, strict=True):
+            keys, values = torch.cat((history, new[:, token : token + length]), dim=1)
+            for position in range(start, start + length):
+                window = heads.sliding_window or position + 1
+                seen = slice(max(0, position + 1 - window), position + 1)
+                q = self.q[token].float().view(heads.num_kv_heads, heads.group_size, -1)
+                scores = torch.einsum("hgd,nhd->hgn", q, keys[seen]) * heads.scale
+                out.append(torch.einsum("hgn,nhd->hgd", scores.softmax(-1), values[seen]).flatten())
+                token += 1
+        return torch.stack(out)
+
+
+def attend(backend: AttentionBackend, step: Step) -> Tensor:
+    backend.plan(step.metadata)
+    first = backend.run(0, step.q, step.k, step.v)
+    assert torch.equal(backend.run(1, step.q, step.k, step.v), first)
+    return first.float()
+
+
+@pytest.mark.parametrize("name", ATTENTION_BACKENDS)
+@given(case=cases())
+@settings(max_examples=40, deadline=None)
+def test_any_mix_of_chunks_is_dense_attention(name: str, case: Case) -> None:
+    step = Step(case)
+    found = attend(make_backend(name, step.kv, case.heads, CPU), step)
+    tolerance = TOLERANCE[case.dtype]
+    torch.testing.assert_close(found, step.dense(), atol=tolerance, rtol=tolerance)
+
+
+@given(case=cases())
+@settings(max_examples=20, deadline=None)
+def test_backends_write_the_same_cache(case: Case) -> None:
+    steps = [Step(case) for _ in ATTENTION_BACKENDS]
+    for name, step in zip(ATTENTION_BACKENDS, steps, strict=True):
+        attend(make_backend(name, step.kv, case.heads, CPU), step)
+    caches = [step.kv.tensor.nan_to_num(nan=-7.0) for step in steps]
+    assert torch.equal(caches[0], caches[1])
+
+
+@pytest.mark.parametrize("name", ATTENTION_BACKENDS)
+def test_blocks_beyond_two_to_the_31_elements(name: str) -> None:
+    heads = HeadShape(num_heads=8, num_kv_heads=8, head_size=128)
+    layout = KvLayout(
+        num_layers=32, num_kv_heads=8, head_size=128, block_size=16, dtype="bfloat16", tp_size=1
+    )
+    kv = KvCache(layout, 2060, CPU)  # 4.3 GB, of which only what is written becomes real
+    assert kv.tensor[2055].storage_offset() > 1 << 31
+    q, k, v = torch.randn(3, 20, 8, 128, generator=torch.Generator().manual_seed(0))
+    outputs = []
+    for blocks in ([0, 1], [2059, 2055]):
+        backend = make_backend(name, kv, heads, CPU)
+        tables = torch.tensor([blocks], dtype=torch.int32)
+        positions = torch.arange(20)
+        backend.plan(
+            AttentionMetadata(starts=(0,), lengths=(20,), positions=positions, block_tables=tables)
+        )
+        outputs.append(backend.run(31, q, k, v))
+    assert torch.equal(outputs[0], outputs[1])
+    assert torch.equal(kv.tensor[2059, :, 31], kv.tensor[0, :, 31])
+
+
+def test_an_unknown_backend_is_refused_by_name() -> None:
+    heads = HeadShape(num_heads=1, num_kv_heads=1, head_size=16)
+    step = Step(Case(heads=heads, block_size=4, chunks=((0, 1),)))
+    with pytest.raises(ConfigError, match="'flash' is not one of auto, cpu_paged, sdpa"):
+        make_backend("flash", step.kv, heads, CPU)
+
+
+def test_head_sizes_that_the_c_code_cannot_do_run_on_sdpa() -> None:
+    heads = HeadShape(num_heads=2, num_kv_heads=1, head_size=24)
+    step = Step(Case(heads=heads, block_size=4, chunks=((3, 2),)))
+    with pytest.raises(ConfigError, match="use 'sdpa'"):
+        make_backend("cpu_paged", step.kv, heads, CPU)
+    found = attend(make_backend("auto", step.kv, heads, CPU), step)
+    torch.testing.assert_close(found, step.dense())

@@ -1,0 +1,71 @@
+"""The operations in C give what their torch twins give."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from pdserve.core.errors import ConfigError
+from pdserve.engine.kernels.native_kernels import NativeKernels
+from pdserve.engine.kernels.select import make_kernels
+from pdserve.engine.kernels.torch_kernels import TorchKernels
+
+ORACLE = TorchKernels()
+DTYPES = [torch.float32, torch.bfloat16]
+EPS = 1e-5
+
+
+def random(*shape: int, dtype: torch.dtype) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
+
+
+def assert_close(found: Tensor, expected: Tensor) -> None:
+    # Two units of the last place: sums and the exponential may round another way.
+    unit = torch.finfo(found.dtype).eps
+    torch.testing.assert_close(found, expected, rtol=2 * unit, atol=4e-6)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", [1, 3, 700])  # 700: more than one thread
+def test_norm_after_adding(dtype: torch.dtype, rows: int) -> None:
+    x, residual = random(rows, 72, dtype=dtype), random(rows, 72, dtype=dtype) * 3
+    weight = random(72, dtype=dtype)
+    found_residual, expected_residual = residual.clone(), residual.clone()
+    found = NativeKernels().add_rms_norm(x, found_residual, weight, EPS)
+    assert_close(found, ORACLE.add_rms_norm(x, expected_residual, weight, EPS))
+    assert torch.equal(found_residual, expected_residual)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_norm_of_rows_and_of_heads_inside_wider_rows(dtype: torch.dtype) -> None:
+    x, weight = random(5, 9, 40, dtype=dtype), random(40, dtype=dtype)
+    for view in (x[:, 0].contiguous(), x[:, 0], x[:, 2:6]):
+        found = NativeKernels().rms_norm(view, weight, EPS)
+        assert_close(found, ORACLE.rms_norm(view, weight, EPS))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", [1, 300])
+def test_silu_times_up(dtype: torch.dtype, rows: int) -> None:
+    gate_up = random(rows, 2 * 50, dtype=dtype) * 8
+    assert_close(NativeKernels().silu_mul(gate_up), ORACLE.silu_mul(gate_up))
+
+
+def test_silu_of_huge_gates_is_finite() -> None:
+    gate_up = torch.tensor([[1e4, -1e4, 0.0, 88.0, -88.0, 1.0, 1.0, 1.0, 1.0, 1.0]])
+    assert_close(NativeKernels().silu_mul(gate_up), ORACLE.silu_mul(gate_up))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rotation_in_place_of_views(dtype: torch.dtype) -> None:
+    qkv, table = random(6, 7, 32, dtype=dtype), random(90, 32, dtype=torch.float32)
+    positions = torch.tensor([0, 89, 3, 3, 50, 1])
+    found, expected = qkv.clone(), qkv.clone()
+    NativeKernels().rotate(found[:, :4], found[:, 4:6], positions, table)
+    ORACLE.rotate(expected[:, :4], expected[:, 4:6], positions, table)
+    assert_close(found, expected)
+    assert torch.equal(found[:, 6], qkv[:, 6])  # v is left alone
+
+
+def test_unknown_operations_are_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match="'cuda' is not one of auto, native, torch"):
+        make_kernels("cuda", torch.device("cpu"))
