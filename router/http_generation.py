@@ -17,7 +17,11 @@ from router.answer_format import AnswerFormat, Json
 from router.generation import Delta, Generation
 from router.http_bodies import error_object, error_response
 
-STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+STREAM_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # proxies pass each event on at once
+]
 DONE = b"data: [DONE]\n\n"
 
 logger = logging.getLogger(__name__)
@@ -37,7 +41,7 @@ class GenerationResponse(Response):
         *,
         stall_s: float,
     ) -> None:
-        super().__init__(media_type="text/event-stream" if answer_format.streamed else None)
+        super().__init__()
         self._generating = generating
         self._format = answer_format
         self._stall_s = stall_s
@@ -72,11 +76,8 @@ class GenerationResponse(Response):
 
     async def _send_events(self, generation: Generation, send: Send) -> None:
         deltas = aiter(generation)
-        first: list[Delta] = await anext(
-            deltas, []
-        )  # before it, an error still has a status of its own
-        self.init_headers(STREAM_HEADERS)
-        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        first: list[Delta] = await anext(deltas, [])  # an error until now has its own status
+        await send({"type": "http.response.start", "status": 200, "headers": list(STREAM_HEADERS)})
         try:
             await send(_body(self._events(first)))
             async for more in deltas:

@@ -92,6 +92,7 @@ class WorldMaker:
         num_prefill: int = 0,
         limits: LimitsConfig | None = None,
         local_prefill_below: int = 0,
+        max_model_len: int = 512,
         await_ready: bool = True,
     ) -> AsyncIterator[World]:
         eos = self._tokenizer.eos_token_id
@@ -104,6 +105,7 @@ class WorldMaker:
                 answer_ids,
                 eos_token_ids=[eos],
                 prefill_nodes=[node.name for node in prefill],
+                max_model_len=max_model_len,
             )
             for i in range(num_decode)
         ]
@@ -139,16 +141,24 @@ class WorldMaker:
                 await node.stop()
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make_world(model_dir: Path, tokenizer: Tokenizer) -> WorldMaker:
     return WorldMaker(model_dir, tokenizer)
 
 
-@pytest_asyncio.fixture
-async def world(make_world: WorldMaker) -> AsyncIterator[World]:
-    """One decode node, no prefill nodes."""
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared_world(make_world: WorldMaker) -> AsyncIterator[World]:
+    """One decode node, no prefill nodes; started once for the tests of a file."""
     async with make_world() as made:
         yield made
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def world(shared_world: World) -> World:
+    """The file's shared world as if it were new. Tests that use it run on the module's loop."""
+    for node in shared_world.decode:
+        node.forget()
+    return shared_world
 
 
 async def until(condition: Callable[[], bool]) -> None:

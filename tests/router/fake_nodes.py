@@ -142,21 +142,26 @@ class FakeDecodeNode(session_pb2_grpc.DecodeNodeServicer):
     ) -> None:
         self.name = name
         self.answer_ids = tuple(answer_ids)
-        self.behave = behave
+        self._first_behaviour = behave
         self.eos_token_ids = frozenset(eos_token_ids)
         self.prefill_nodes = tuple(prefill_nodes)
         self.max_model_len = max_model_len
-        self.token_time_s = 0.0
         self.ready = True
         self.refusal: str | None = None
-        self.submitted: list[Request] = []
-        self.aborted: list[RequestKey] = []
-        self.ended: set[tuple[RequestKey, int]] = set()
         self.sessions: list[FakeSession] = []
-        self.arrivals: asyncio.Queue[Request] = asyncio.Queue()
+        self.forget()
         self._tasks: set[asyncio.Task[None]] = set()
         self._server: grpc.aio.Server | None = None
         self.port = 0
+
+    def forget(self) -> None:
+        """Be as at the start, with the same sessions."""
+        self.behave = self._first_behaviour
+        self.token_time_s = 0.0
+        self.submitted: list[Request] = []
+        self.aborted: list[RequestKey] = []
+        self.ended: set[tuple[RequestKey, int]] = set()
+        self.arrivals: asyncio.Queue[Request] = asyncio.Queue()
 
     @property
     def address(self) -> NodeAddress:
