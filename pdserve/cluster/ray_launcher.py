@@ -103,11 +103,13 @@ class RayLauncher:
 async def _start(
     front: Process, processes: ProcessGroup, entry: str, order: object
 ) -> RayFront[Any]:
-    """Start a front whose ranks start meanwhile; end them all if that fails."""
+    """Start a front whose ranks start meanwhile; end them all if any of them fails."""
     try:
         await _wait_for_process(front)
         async with asyncio.timeout(START_TIMEOUT_S):
-            address = await front.answer(front.start_call("start", entry, order))
+            address = await processes.answer_unless_ended(
+                front, front.start_call("start", entry, order)
+            )
     except BaseException as error:
         await asyncio.shield(processes.kill())
         if isinstance(error, TimeoutError):

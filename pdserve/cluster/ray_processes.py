@@ -35,7 +35,9 @@ class Process:
     def start_call(self, method: str, *arguments: object) -> Answer:
         """Call at once; to be awaited through ``answer``."""
         reference = getattr(self._actor, method).remote(*arguments)
-        return asyncio.wrap_future(reference.future())
+        call = asyncio.wrap_future(reference.future())
+        call.add_done_callback(_retrieve)  # nobody may be waiting when the process is killed
+        return call
 
     async def answer(self, call: Answer) -> Any:  # noqa: ANN401
         """What a call answered. Raises what its ``Failure`` says, or NodeLostError."""
@@ -88,6 +90,14 @@ class ProcessGroup:
         reasons = [await _reason(calls[call], call) for call in done]
         return reasons[0]
 
+    async def answer_unless_ended(self, process: Process, call: Answer) -> Any:  # noqa: ANN401
+        """What a call answers. Raises its error, or that of the first end before it."""
+        calls = [call, *(ending.call for ending in self._endings)]
+        await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
+        if not call.done():
+            raise await self.ended()
+        return await process.answer(call)
+
     async def close(self, front: Process, grace_s: float) -> None:
         """Let the front end its ranks in order; then end what is left."""
         try:
@@ -107,6 +117,11 @@ class ProcessGroup:
             _, pending = await asyncio.wait(calls, timeout=END_TIMEOUT_S)
             for call in pending:
                 logger.error("a killed process still answers: %s", call)
+
+
+def _retrieve(call: Answer) -> None:
+    if not call.cancelled():
+        call.exception()
 
 
 async def _reason(process: Process, call: Answer) -> PdserveError:

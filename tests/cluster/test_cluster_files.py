@@ -1,4 +1,4 @@
-"""The cluster files of the repository are true: they load, and the default one says the defaults."""
+"""The cluster files here are true: they load, and the default one says the defaults."""
 
 import dataclasses
 from pathlib import Path
