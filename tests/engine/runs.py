@@ -78,7 +78,7 @@ def greedy(
     need = [runner.layout.num_blocks_for(len(p) + num_tokens) for p in prompts]
     blocks = [[b * len(prompts) + i for b in range(n)] for i, n in enumerate(need)]
     out: list[list[int]] = [[] for _ in prompts]
-    joins = tuple(joined(i, blocks[i], len(p)) for i, p in enumerate(prompts))
+    joins: tuple[Joined, ...] = tuple(joined(i, blocks[i], len(p)) for i, p in enumerate(prompts))
     for at in range(0, max(map(len, prompts)), chunk_len):
         live = [i for i, p in enumerate(prompts) if at < len(p)]
         parts = [(i, prompts[i][at : at + chunk_len]) for i in live]
