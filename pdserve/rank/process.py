@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from kv_transfer.endpoint import KvEndpoint
+from kv_transfer.transports.grpc_wire import GrpcWire
 from pdserve.engine.parallel import start_tp_group
 from pdserve.engine.runner import ModelRunner
 from pdserve.rank.parts import RankParts
@@ -59,6 +60,7 @@ def open_parts(spec: RankSpec) -> Iterator[RankParts]:
             rank=config.tp_rank,
             peer_id=spec.peer_id,
             config=spec.kv_transfer,
+            open_wire=partial(GrpcWire, host=spec.host, port_range=spec.port_range),
         )
         stack.callback(endpoint.close)
         yield RankParts(runner, endpoint)
