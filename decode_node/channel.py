@@ -7,6 +7,7 @@ KV link of it does, everything on it fails and the pair is made anew after a pau
 import asyncio
 import logging
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 
 import grpc
 
@@ -16,7 +17,7 @@ from pdserve.core.errors import HandshakeError, NodeLostError
 from pdserve.core.node import NodeAddress
 from pdserve.core.request import HandoffId
 from pdserve.engine.sequence import Sequence
-from pdserve.rank.handshake import check_record, peer_of
+from pdserve.rank.handshake import check_record
 from pdserve.rpc import convert
 from pdserve.rpc.session import CHANNEL_OPTIONS, Outbox, listen
 from pdserve.rpc.v1 import session_pb2, session_pb2_grpc
@@ -28,86 +29,7 @@ LONGEST_PAUSE_S = 10.0
 HEARTBEAT = session_pb2.PrefillRequest(heartbeat=session_pb2.Heartbeat())
 
 
-class PrefillChannel:
-    """Keeps one pair connected until ``run`` is cancelled."""
-
-    def __init__(
-        self, node: DecodeNode, record: session_pb2.CompatibilityRecord, address: NodeAddress
-    ) -> None:
-        self._node = node
-        self._record = record
-        self._address = address
-
-    async def run(self) -> None:
-        """Connect, and again after each break, with a growing pause between failed tries."""
-        pause_s = FIRST_PAUSE_S
-        while True:
-            if await self._run_session():
-                pause_s = FIRST_PAUSE_S
-            await _pause(pause_s)
-            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
-
-    async def _run_session(self) -> bool:
-        """One session from hello to its end; True if it had connected."""
-        outbox: Outbox[session_pb2.PrefillRequest] = Outbox(idle_message=HEARTBEAT)
-        outbox.put(session_pb2.PrefillRequest(hello=self._record))
-        async with grpc.aio.insecure_channel(self._address.address, CHANNEL_OPTIONS) as channel:
-            call = session_pb2_grpc.PrefillNodeStub(channel).Session(aiter(outbox))
-            messages = aiter(listen(aiter(call), peer=self._address.name))
-            try:
-                link = await self._shake_hands(messages, outbox)
-            except (HandshakeError, NodeLostError) as error:
-                logger.warning("prefill node %s: %s", self._address.name, error)
-                call.cancel()
-                return False
-            try:
-                return await self._carry(link, messages)
-            finally:
-                outbox.close()
-                call.cancel()
-
-    async def _shake_hands(
-        self,
-        messages: AsyncIterator[session_pb2.PrefillMessage],
-        outbox: Outbox[session_pb2.PrefillRequest],
-    ) -> "_Link":
-        message = await anext(messages, None)
-        if message is None or not message.HasField("welcome"):
-            raise NodeLostError(f"{self._address.name}: no welcome came")
-        check_record(self._record, message.welcome)
-        link = _Link(self._address.name, peer_of(message.welcome), outbox)
-        self._node.accept_link(link)
-        outbox.put(session_pb2.PrefillRequest(links_welcome=session_pb2.LinksWelcome()))
-        return link
-
-    async def _carry(
-        self, link: "_Link", messages: AsyncIterator[session_pb2.PrefillMessage]
-    ) -> bool:
-        """Hand messages to the node until the session ends; True if the links had come up."""
-        connected = False
-        reason = "the prefill node ended the session"
-        try:
-            async for message in messages:
-                connected |= self._on_message(link, message)
-        except NodeLostError as error:
-            reason = str(error)
-        finally:
-            logger.warning("prefill node %s disconnected: %s", link.node, reason)
-            self._node.close_link(link, reason)
-        return connected
-
-    def _on_message(self, link: "_Link", message: session_pb2.PrefillMessage) -> bool:
-        match message.WhichOneof("message"):
-            case "links_ready":
-                logger.info("prefill node %s connected", link.node)
-                self._node.open_link(link)
-                return True
-            case "outputs":
-                self._node.on_prefill_outputs(message.outputs)
-        return False
-
-
-class _Link:
+class StreamLink:
     """A ``PrefillLink`` over one stream's outbox."""
 
     def __init__(self, node: str, peer: Peer, outbox: Outbox[session_pb2.PrefillRequest]) -> None:
@@ -131,6 +53,94 @@ class _Link:
 
     def close(self) -> None:
         self._outbox.close()
+
+
+class PrefillChannel:
+    """Keeps one pair connected until ``run`` is cancelled."""
+
+    def __init__(
+        self,
+        node: DecodeNode,
+        record: session_pb2.CompatibilityRecord,
+        address: NodeAddress,
+        silence_s: float,
+    ) -> None:
+        self._node = node
+        self._record = record
+        self._address = address
+        self._silence_s = silence_s
+
+    async def run(self) -> None:
+        """Connect, and again after each break, with a growing pause between failed tries."""
+        pause_s = FIRST_PAUSE_S
+        while True:
+            if await self._run_session():
+                pause_s = FIRST_PAUSE_S
+            await _pause(pause_s)
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+    async def _run_session(self) -> bool:
+        """One session from hello to its end; True if it had connected."""
+        outbox: Outbox[session_pb2.PrefillRequest] = Outbox(idle_message=HEARTBEAT)
+        outbox.put(session_pb2.PrefillRequest(hello=self._record))
+        async with grpc.aio.insecure_channel(self._address.address, CHANNEL_OPTIONS) as channel:
+            call = session_pb2_grpc.PrefillNodeStub(channel).Session(aiter(outbox))
+            heard = listen(aiter(call), peer=self._address.name, silence_s=self._silence_s)
+            async with aclosing(heard) as messages:
+                try:
+                    link = await self._shake_hands(messages, outbox)
+                    return await self._carry(link, messages)
+                except (HandshakeError, NodeLostError) as error:
+                    logger.warning("prefill node not connected: %s", error)
+                    return False
+                finally:
+                    outbox.close()
+                    call.cancel()
+
+    async def _shake_hands(
+        self,
+        messages: AsyncIterator[session_pb2.PrefillMessage],
+        outbox: Outbox[session_pb2.PrefillRequest],
+    ) -> StreamLink:
+        message = await anext(messages, None)
+        if message is None or not message.HasField("welcome"):
+            raise NodeLostError(f"{self._address.name}: no welcome came")
+        peer = check_record(self._record, message.welcome)
+        if peer.peer_id != self._address.incarnation:
+            raise NodeLostError(
+                f"{self._address.name}: at {self._address.address} answers another start, "
+                f"{peer.peer_id}"
+            )
+        link = StreamLink(self._address.name, peer, outbox)
+        self._node.accept_link(link)
+        outbox.put(session_pb2.PrefillRequest(links_welcome=session_pb2.LinksWelcome()))
+        return link
+
+    async def _carry(
+        self, link: StreamLink, messages: AsyncIterator[session_pb2.PrefillMessage]
+    ) -> bool:
+        """Hand messages to the node until the session ends; True if the links had come up."""
+        connected = False
+        reason = "the session ended"
+        try:
+            async for message in messages:
+                connected |= self._on_message(link, message)
+        except NodeLostError as error:
+            reason = str(error)
+        finally:
+            logger.warning("prefill node %s disconnected: %s", link.node, reason)
+            self._node.close_link(link, reason)
+        return connected
+
+    def _on_message(self, link: StreamLink, message: session_pb2.PrefillMessage) -> bool:
+        match message.WhichOneof("message"):
+            case "links_ready":
+                logger.info("prefill node %s connected", link.node)
+                self._node.open_link(link)
+                return True
+            case "outputs":
+                self._node.on_prefill_outputs(link, message.outputs)
+        return False
 
 
 async def _pause(pause_s: float) -> None:

@@ -1,25 +1,20 @@
 """A decode node between routers, its scheduler, prefill nodes and its ranks. No gRPC in here.
 
 The node owns the requests that routers gave it, and for each sequence that is prefilled elsewhere
-the leg to the prefill node: expect the KV, ask, take the first tokens, wait for the last block,
-decode. What fails on the way goes on by the request's route: the next prefill node, then this node
-itself.
+the leg to the prefill node (``legs.py``). What fails on the way goes on by the request's route:
+the next prefill node, then this node itself.
 """
 
 import asyncio
 import logging
 
 from decode_node.events import Admitted, Event, Forked, NewToken, Replaced
-from decode_node.legs import Leg, PrefillLink
+from decode_node.intake import make_sequence, read_first_tokens
+from decode_node.legs import Arrived, Failed, Leg, LegNews, Legs, PrefillLink
 from decode_node.requests import RequestState, RouterSession
 from decode_node.scheduler import DecodeLimits, DecodeScheduler
 from decode_node.timing import Timing
-from kv_transfer import handoff as handoffs
 from kv_transfer.commands import (
-    AcceptPeer,
-    CancelReceive,
-    ClosePeer,
-    ExpectHandoff,
     HandoffFailed,
     HandoffReceived,
     KvEvent,
@@ -29,13 +24,17 @@ from kv_transfer.commands import (
 )
 from pdserve.core.clock import Clock
 from pdserve.core.config import DecodeConfig
-from pdserve.core.errors import NeverFitsError, PdserveError, PrefillFailedError
+from pdserve.core.errors import (
+    InvalidRequestError,
+    NodeLostError,
+    PrefillFailedError,
+)
 from pdserve.core.node import NodeSpec
-from pdserve.core.request import HandoffId, Request, RequestKey, RouteTaken
-from pdserve.engine.batch import Sampled
+from pdserve.core.request import Request, RequestKey, RouteTaken
 from pdserve.engine.ledger import Ledger
 from pdserve.engine.sequence import Sequence
 from pdserve.rank.ranks import Ranks
+from pdserve.rank.readiness import Readiness
 from pdserve.rank.step_loop import run_steps
 from pdserve.rpc import convert
 from pdserve.rpc.v1 import session_pb2
@@ -49,35 +48,27 @@ class DecodeNode:
     def __init__(self, spec: NodeSpec, ranks: Ranks, clock: Clock) -> None:
         assert isinstance(spec.pool, DecodeConfig)
         self.spec = spec
+        self.readiness = Readiness()
         self._ranks = ranks
         self._clock = clock
-        pool = spec.pool
         ledger = Ledger(
             num_blocks=ranks.num_blocks,
             block_size=ranks.layout.block_size,
-            num_slots=pool.max_num_seqs,
+            num_slots=spec.pool.max_num_seqs,
         )
-        limits = DecodeLimits(
-            max_num_seqs=pool.max_num_seqs,
-            max_num_batched_tokens=pool.max_num_batched_tokens,
-            local_prefill_tokens=pool.local_prefill_tokens,
-            fallback_chunk=pool.fallback_chunk,
-            headroom_tokens=pool.headroom_tokens,
-            overtake_s=pool.overtake_s,
+        self._limits = DecodeLimits(
+            max_num_seqs=spec.pool.max_num_seqs,
+            max_num_batched_tokens=spec.pool.max_num_batched_tokens,
+            local_prefill_tokens=spec.pool.local_prefill_tokens,
+            fallback_chunk=spec.pool.fallback_chunk,
+            headroom_tokens=spec.pool.headroom_tokens,
+            overtake_s=spec.pool.overtake_s,
         )
-        self.scheduler = DecodeScheduler(ledger=ledger, clock=clock, limits=limits)
+        self.scheduler = DecodeScheduler(ledger=ledger, clock=clock, limits=self._limits)
+        self.legs = Legs(ranks, ledger)
         self._requests: dict[RequestKey, RequestState] = {}
-        self._legs: dict[HandoffId, Leg] = {}
-        self._leg_of: dict[Sequence, Leg] = {}
-        self._accepted: set[PrefillLink] = set()
-        self._links: dict[str, PrefillLink] = {}  # by node name; the connected ones of those
         self._sessions: set[RouterSession] = set()
         self._arrivals = asyncio.Event()
-        self.kv_bytes_moved = 0
-
-    @property
-    def num_ranks(self) -> int:
-        return self._ranks.layout.tp_size
 
     @property
     def max_model_len(self) -> int:
@@ -86,8 +77,8 @@ class DecodeNode:
         return min(bound, self.scheduler.ledger.max_tokens)
 
     @property
-    def connected_prefill_nodes(self) -> list[str]:
-        return sorted(self._links)
+    def num_requests(self) -> int:
+        return len(self._requests)
 
     # ---- routers ----------------------------------------------------------------------------
 
@@ -101,20 +92,20 @@ class DecodeNode:
             self._end(state)
         self._act()
 
-    def submit(self, session: RouterSession, request: Request) -> None:
-        """Take on a request, or refuse it at once if it could never fit."""
-        if request.key in self._requests:
+    def submit(self, session: RouterSession, message: session_pb2.NodeRequest) -> None:
+        """Take on a request, or refuse it at once if this node could never serve it."""
+        key = RequestKey(message.request_id, message.attempt)
+        owner = self._requests.get(key)
+        if owner is not None and owner.session is session:
             return  # a repeated message; the first one counts
-        sequence = self._make_sequence(request)
-        timing = Timing(node=self.spec.name, submitted_s=self._clock.now_s())
-        state = RequestState(request=request, session=session, timing=timing)
-        state.live(sequence)
-        if not self.scheduler.fits(sequence) or sequence.num_prompt >= self.max_model_len:
-            self._refuse(state, sequence)
-            return
-        self._requests[request.key] = state
-        self.scheduler.add(sequence)
-        self.scheduler.admit()
+        try:
+            if owner is not None:
+                raise InvalidRequestError("request_id", f"{key} belongs to another router")
+            self._take_on(session, convert.request_from_proto(message))
+        except InvalidRequestError as error:
+            session.put_failure(key, error, retryable=False)
+        except NodeLostError as error:
+            session.put_failure(key, error, retryable=True)
         self._act()
 
     def abort(self, session: RouterSession, key: RequestKey) -> None:
@@ -127,41 +118,29 @@ class DecodeNode:
     # ---- prefill nodes ----------------------------------------------------------------------
 
     def accept_link(self, link: PrefillLink) -> None:
-        """Tell the ranks whose links are welcome; the prefill node makes them."""
-        self._accepted.add(link)
-        self._ranks.kv(AcceptPeer(peer=link.peer))
+        """A prefill node that fits is about to connect its ranks with ours."""
+        self.legs.accept(link)
 
     def open_link(self, link: PrefillLink) -> None:
         """The pair is connected and warm."""
-        if link in self._accepted:
-            self._links[link.node] = link
+        self.legs.open(link)
+        self.readiness.tell()
 
     def close_link(self, link: PrefillLink, reason: str) -> None:
-        """The pair is over: its handoffs fail and go on elsewhere."""
-        if link not in self._accepted:
-            return
-        self._accepted.remove(link)
-        if self._links.get(link.node) is link:
-            del self._links[link.node]
-        self._ranks.kv(ClosePeer(peer_id=link.peer.peer_id))
-        for leg in [leg for leg in self._legs.values() if leg.link is link]:
-            if leg.is_ready:
-                self._fail_leg(leg, "link_down_error", reason)
-            else:
-                self._on_leg(leg, handoffs.PeerGone(reason=reason))
-        self._act()
+        """The pair is over: what was asked of it goes on elsewhere."""
+        self._on_leg_news(self.legs.close(link, reason))
+        self.readiness.tell()
 
-    def on_prefill_outputs(self, outputs: session_pb2.PrefillOutputs) -> None:
+    def on_prefill_outputs(self, link: PrefillLink, outputs: session_pb2.PrefillOutputs) -> None:
         """First tokens and failures of prefills that this node asked for."""
         for tokens in outputs.first_tokens:
-            leg = self._legs.get(convert.handoff_from_proto(tokens.handoff))
-            if leg is not None and not leg.sequence.over:
+            leg = self.legs.get(convert.handoff_from_proto(tokens.handoff))
+            if leg is not None and leg.link is link:
                 self._on_first_tokens(leg, tokens)
         for failure in outputs.failures:
-            leg = self._legs.get(convert.handoff_from_proto(failure.handoff))
-            if leg is not None:
-                self._fail_leg(leg, failure.kind, failure.message)
-        self._act()
+            leg = self.legs.get(convert.handoff_from_proto(failure.handoff))
+            if leg is not None and leg.link is link:
+                self._on_leg_news([Failed(leg, failure.kind, failure.message)])
 
     # ---- ranks ------------------------------------------------------------------------------
 
@@ -175,14 +154,13 @@ class DecodeNode:
             clock=self._clock,
         )
         async for submitted_s in steps:
-            self._act(step_submitted_s=submitted_s, wake=False)
+            self._tell(submitted_s)
 
     async def run_kv_events(self) -> None:
         """Take in what the ranks' KV endpoints report, for ever. Raises RankError."""
         while True:
             rank, event = await self._ranks.next_event()
             self._on_kv_event(rank, event)
-            self._act()
 
     def status(self, ranks: list[session_pb2.RankInfo]) -> session_pb2.NodeStatus:
         """The node's load as routers see it."""
@@ -190,7 +168,8 @@ class DecodeNode:
         return session_pb2.NodeStatus(
             node=self.spec.name,
             role=self.spec.role,
-            ready=True,
+            ready=self.readiness.problem is None,
+            reason=self.readiness.problem or "",
             total_blocks=ledger.pool.num_blocks,
             free_blocks=ledger.pool.num_free,
             block_size=ledger.block_size,
@@ -198,28 +177,34 @@ class DecodeNode:
             waiting=self.scheduler.num_waiting,
             queued_prefill_tokens=self.scheduler.num_queued_tokens,
             num_preemptions=self.scheduler.num_preemptions,
-            kv_bytes_moved=self.kv_bytes_moved,
+            kv_bytes_moved=self.legs.kv_bytes_moved,
             draining_blocks=ledger.num_draining_blocks,
             ranks=ranks,
-            connected_prefill_nodes=self.connected_prefill_nodes,
+            connected_prefill_nodes=self.legs.connected,
         )
 
     # ---- the scheduler's events -------------------------------------------------------------
 
-    def _act(self, *, step_submitted_s: float | None = None, wake: bool = True) -> None:
+    def _act(self) -> None:
+        """Something from outside has changed what can be planned: act on it, wake the loop."""
+        self._tell(None)
+        self._arrivals.set()
+
+    def _tell(self, step_submitted_s: float | None) -> None:
         """Act on all that the scheduler has decided, then send each router one message."""
         while events := self.scheduler.take_events():
+            self._arrivals.set()  # what is done about them may be planned now
             for event in events:
                 self._on_event(event, step_submitted_s)
         for session in self._sessions:
             session.flush()
-        if wake:
-            self._arrivals.set()
 
     def _on_event(self, event: Event, step_submitted_s: float | None) -> None:
         state = self._requests.get(_sequence_of(event).key)
-        if state is None:
-            return  # the request ended while this was on its way
+        if state is None:  # an event before this one has ended the request
+            for sequence in _sequences_made_by(event):
+                self.scheduler.remove(sequence)
+            return
         match event:
             case Admitted(sequence=sequence):
                 state.timing.admitted(self._clock.now_s())
@@ -228,127 +213,96 @@ class DecodeNode:
                 state.live(*children, from_the_start=False)
             case Replaced(old=old, new=new):
                 state.live(*new)
-                state.num_preemptions += 1
-                self._drop_leg(old)
+                state.count_replaced(old)
+                self.legs.drop(old)
             case NewToken():
                 self._on_token(state, event, step_submitted_s)
 
     def _on_token(
         self, state: RequestState, event: NewToken, step_submitted_s: float | None
     ) -> None:
-        now_s = self._clock.now_s()
-        state.timing.token(now_s, step_submitted_s)
+        sequence = event.sequence
+        if step_submitted_s is not None:
+            state.settle_route()
+            is_decode = event.index > sequence.num_prompt - sequence.prompt_len
+            state.timing.stepped(self._clock.now_s(), step_submitted_s, is_decode=is_decode)
         state.put_token(event)
         if event.finish_reason is None:
             return
-        self._drop_leg(event.sequence)
-        if state.finish(event.sequence):
-            self._drop_legs(state)
+        self.legs.drop(sequence)
+        if state.finish(sequence):
             del self._requests[state.request.key]
+            for leg in self.legs.of(state):
+                self.legs.drop(leg.sequence)
             state.put_timeline()
 
     def _prefill(self, state: RequestState, sequence: Sequence) -> None:
         """Have a reserved sequence prefilled by the next stop of its route."""
         while (node := state.next_alternate(sequence)) is not None:
-            if (link := self._links.get(node)) is not None:
-                self._start_leg(state, sequence, link)
+            if (link := self.legs.link_to(node)) is not None:
+                state.take_route(RouteTaken.DISAGGREGATED)
+                self.legs.start(state, sequence, link)
                 return
         route = state.request.route
         if route.prefill_nodes and not route.local_allowed:
             reason = state.last_failure or "no prefill node of its route is connected"
-            self._fail(state, PrefillFailedError(f"prefill: {reason}"), retryable=True)
+            self._end(state)
+            state.put_failure(PrefillFailedError(f"prefill: {reason}"), retryable=True)
             return
         is_routed_here = not route.prefill_nodes
-        state.route_taken = RouteTaken.LOCAL if is_routed_here else RouteTaken.FALLBACK
+        state.take_route(RouteTaken.LOCAL if is_routed_here else RouteTaken.FALLBACK)
         self.scheduler.prefill_locally(sequence, budgeted=is_routed_here)
         state.timing.local_started(self._clock.now_s())
 
     # ---- legs -------------------------------------------------------------------------------
 
-    def _start_leg(self, state: RequestState, sequence: Sequence, link: PrefillLink) -> None:
-        handoff = state.next_handoff()
-        receiver = handoffs.ReceiverHandoff(num_ranks=self.num_ranks)
-        leg = Leg(handoff, link, state, sequence, receiver)
-        self._legs[handoff] = self._leg_of[sequence] = leg
-        ledger = self.scheduler.ledger
-        ledger.begin_transfer(sequence)
-        blocks = sequence.blocks[: ledger.num_blocks_for(sequence.num_prompt)]
-        self._ranks.kv(
-            ExpectHandoff(
-                handoff=handoff,
-                peer_id=link.peer.peer_id,
-                num_tokens=sequence.num_prompt,
-                blocks=tuple(blocks),
-            )
-        )
-        link.ask(handoff, sequence)
-        state.route_taken = RouteTaken.DISAGGREGATED
-        state.transport = link.peer.transport
-
     def _on_first_tokens(self, leg: Leg, tokens: session_pb2.FirstTokens) -> None:
-        logprobs = tuple(convert.logprobs_from_proto(item) for item in tokens.logprobs)
-        first = Sampled(tokens=tuple(tokens.token_ids), logprobs=logprobs)
-        leg.state.timing.prefilled(
-            self._clock.now_s(), leg.link.node, tokens.queue_s, tokens.prefill_s
-        )
-        self.scheduler.first_tokens(leg.sequence, first)
+        sequence = leg.sequence
+        if sequence.over or leg.has_first_tokens:
+            return
+        try:
+            first = read_first_tokens(tokens, num_choices=len(sequence.choices))
+        except PrefillFailedError as error:
+            self._on_leg_news([Failed(leg, error.kind, str(error))])
+            return
+        now_s = self._clock.now_s()
+        leg.state.timing.prefilled(now_s, leg.link.node, tokens.queue_s, tokens.prefill_s)
         leg.has_first_tokens = True
-        if leg.sequence.over:
-            self._drop_leg(leg.sequence)
-        elif leg.is_ready:
+        self.scheduler.first_tokens(sequence, first)
+        if leg.is_ready and not leg.sequence.over:
             self._join(leg)
-
-    def _join(self, leg: Leg) -> None:
-        """KV and first tokens are here: the sequence decodes, the leg is done."""
-        leg.state.timing.transferred(self._clock.now_s())
-        self._forget(leg)
-        self.scheduler.join(leg.sequence)
+        self._act()
 
     def _on_kv_event(self, rank: int, event: KvEvent) -> None:
         match event:
             case PeerConnected():
                 pass  # the prefill node says when the whole pair is ready
             case PeerLost(peer_id=peer_id, reason=reason):
-                for link in [k for k in self._accepted if k.peer.peer_id == peer_id]:
+                for link in self.legs.links_with(peer_id):
                     self.close_link(link, f"KV link: {reason}")
                     link.close()
-            case HandoffReceived(handoff=handoff, num_bytes=num_bytes):
-                self.kv_bytes_moved += num_bytes
-                if (leg := self._legs.get(handoff)) is not None:
-                    leg.state.kv_bytes += num_bytes
-                    self._on_leg(leg, handoffs.RankReceived(rank=rank, num_bytes=num_bytes))
-            case HandoffFailed(handoff=handoff, kind=kind, message=message):
-                if (leg := self._legs.get(handoff)) is not None:
-                    failed = handoffs.RankFailed(rank=rank, kind=kind, message=message)
-                    self._on_leg(leg, failed)
-            case ReceiveDrained(handoff=handoff):
-                if (leg := self._legs.get(handoff)) is not None:
-                    self._on_leg(leg, handoffs.RankDrained(rank=rank))
+            case HandoffReceived() | HandoffFailed() | ReceiveDrained():
+                self._on_leg_news(self.legs.on(rank, event))
             case _:
                 raise AssertionError(f"a decode rank sent {event}")
 
-    def _on_leg(self, leg: Leg, event: handoffs.ReceiverEvent) -> None:
-        """Feed the handoff's state machine and do what it says."""
-        for action in leg.receiver.on(event):
-            match action:
-                case handoffs.Ready():
-                    leg.is_ready = True
-                    self.scheduler.ledger.end_transfer(leg.sequence)
+    def _on_leg_news(self, news: list[LegNews]) -> None:
+        for item in news:
+            match item:
+                case Arrived(leg=leg):
+                    leg.state.count_transfer(leg.num_bytes, leg.link.peer.transport)
                     if leg.has_first_tokens:
                         self._join(leg)
-                case handoffs.Cancel():
-                    leg.link.cancel(leg.handoff)
-                    self._ranks.kv(CancelReceive(handoff=leg.handoff))
-                case handoffs.Report(kind=kind, message=message):
+                case Failed(leg=leg, kind=kind, message=message):
                     self._go_on(leg, kind, message)
-                case handoffs.Drained():
-                    self._forget(leg)
-                    self.scheduler.ledger.end_transfer(leg.sequence)
+        self._act()
 
-    def _fail_leg(self, leg: Leg, kind: str, message: str) -> None:
-        """The prefill node can not do it."""
-        self._go_on(leg, kind, message)
-        self._drop_leg(leg.sequence)
+    def _join(self, leg: Leg) -> None:
+        """KV and first tokens are here: the sequence decodes."""
+        leg.state.timing.transferred(self._clock.now_s())
+        leg.state.settle_route()
+        self.legs.done(leg)
+        self.scheduler.join(leg.sequence)
 
     def _go_on(self, leg: Leg, kind: str, message: str) -> None:
         """After a failure: the sequence's next life takes the next stop of the route."""
@@ -358,62 +312,36 @@ class DecodeNode:
         leg.state.last_failure = message
         new = self.scheduler.start_again(leg.sequence)
         leg.state.live(*new, from_the_start=False)
+        self.legs.drop(leg.sequence)
 
-    def _drop_leg(self, sequence: Sequence) -> None:
-        """The sequence is over: what its leg still does is not wanted."""
-        if (leg := self._leg_of.get(sequence)) is None:
-            return
-        if leg.is_ready:
-            self._forget(leg)  # all KV is in, nothing is on its way
-            leg.link.cancel(leg.handoff)
-        else:
-            self._on_leg(leg, handoffs.Abort())
+    # ---- begin and end of a request ---------------------------------------------------------
 
-    def _drop_legs(self, state: RequestState) -> None:
-        for leg in [leg for leg in self._legs.values() if leg.state is state]:
-            self._drop_leg(leg.sequence)
-
-    def _forget(self, leg: Leg) -> None:
-        del self._legs[leg.handoff]
-        del self._leg_of[leg.sequence]
-
-    # ---- ends -------------------------------------------------------------------------------
+    def _take_on(self, session: RouterSession, request: Request) -> None:
+        """Queue a request. Raises InvalidRequestError or, if the node is ending, NodeLostError."""
+        if self.readiness.problem is not None:
+            raise NodeLostError(f"{self.spec.name}: {self.readiness.problem}")
+        now_s = self._clock.now_s()
+        sequence = make_sequence(
+            request,
+            self.spec.model,
+            max_model_len=self.max_model_len,
+            max_choices=self._limits.max_sequences,
+            arrived_s=now_s,
+        )
+        timing = Timing(node=self.spec.name, submitted_s=now_s)
+        state = RequestState(request=request, session=session, timing=timing)
+        state.live(sequence)
+        self._requests[request.key] = state
+        assert self.scheduler.fits(sequence)
+        self.scheduler.add(sequence)
+        self.scheduler.admit()
 
     def _end(self, state: RequestState) -> None:
         """Free all that a request holds; nobody is told."""
-        self._requests.pop(state.request.key, None)
-        for leg in [leg for leg in self._legs.values() if leg.state is state]:
-            self.scheduler.remove(leg.sequence)
-        for sequence in state.sequences:
+        del self._requests[state.request.key]
+        for sequence in (*state.sequences, *(leg.sequence for leg in self.legs.of(state))):
             self.scheduler.remove(sequence)
-        self._drop_legs(state)
-
-    def _fail(self, state: RequestState, error: PdserveError, *, retryable: bool) -> None:
-        self._end(state)
-        state.put_failure(error, retryable=retryable)
-
-    def _refuse(self, state: RequestState, sequence: Sequence) -> None:
-        num_choices = len(sequence.choices)
-        problem = (
-            f"{sequence.num_prompt} tokens and {num_choices} choices; node {self.spec.name} "
-            f"takes up to {self.max_model_len - 1} tokens of prompt"
-        )
-        state.put_failure(NeverFitsError("prompt", problem), retryable=False)
-        state.session.flush()
-
-    def _make_sequence(self, request: Request) -> Sequence:
-        sampling = request.sampling
-        ends = () if sampling.ignore_eos else self.spec.model.eos_token_ids
-        return Sequence(
-            key=request.key,
-            choices=request.choices,
-            sampling=sampling,
-            prompt_len=request.prompt_len,
-            token_ids=list(request.token_ids),
-            end_token_ids=(*ends, *sampling.stop_token_ids),
-            max_len=min(request.prompt_len + sampling.max_tokens, self.max_model_len),
-            arrived_s=self._clock.now_s(),
-        )
+            self.legs.drop(sequence)
 
 
 def _sequence_of(event: Event) -> Sequence:
@@ -422,3 +350,11 @@ def _sequence_of(event: Event) -> Sequence:
             return sequence
         case Admitted(sequence=sequence) | NewToken(sequence=sequence):
             return sequence
+
+
+def _sequences_made_by(event: Event) -> tuple[Sequence, ...]:
+    match event:
+        case Forked(children=sequences) | Replaced(new=sequences):
+            return sequences
+        case Admitted(sequence=sequence) | NewToken(sequence=sequence):
+            return (sequence,)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from decode_node.events import NewToken
 from decode_node.timing import Timing
 from pdserve.core.errors import PdserveError
-from pdserve.core.request import HandoffId, Request, RequestFailure, RouteTaken, TokenOutput
+from pdserve.core.request import Request, RequestFailure, RequestKey, RouteTaken, TokenOutput
 from pdserve.core.timeline import Timeline
 from pdserve.engine.sequence import Sequence
 from pdserve.rpc import convert
@@ -25,14 +25,21 @@ class RouterSession:
         self._outputs.outputs.append(convert.output_to_proto(output))
         self._is_empty = False
 
-    def put_failure(self, failure: RequestFailure) -> None:
+    def put_failure(self, key: RequestKey, error: PdserveError, *, retryable: bool) -> None:
+        failure = RequestFailure(
+            request_id=key.request_id,
+            attempt=key.attempt,
+            kind=error.kind,
+            message=str(error),
+            retryable=retryable,
+        )
         self._outputs.failures.append(convert.failure_to_proto(failure))
         self._is_empty = False
 
-    def put_timeline(self, request: Request, timeline: Timeline) -> None:
+    def put_timeline(self, key: RequestKey, timeline: Timeline) -> None:
         message = session_pb2.RequestTimeline(
-            request_id=request.request_id,
-            attempt=request.attempt,
+            request_id=key.request_id,
+            attempt=key.attempt,
             timeline=convert.timeline_to_proto(timeline),
         )
         self._outputs.timelines.append(message)
@@ -53,15 +60,17 @@ class RequestState:
     request: Request
     session: RouterSession
     timing: Timing
-    route_taken: RouteTaken = RouteTaken.LOCAL
-    transport: str | None = None
-    kv_bytes: int = 0
-    num_preemptions: int = 0
     last_failure: str | None = None
+    _route_taken: RouteTaken = RouteTaken.LOCAL
+    _is_route_settled: bool = False
+    _transport: str | None = None
+    _kv_bytes: int = 0
+    _num_preemptions: int = 0
     _living: dict[int, Sequence] = field(default_factory=dict)
     _alternates: dict[int, list[str]] = field(default_factory=dict)
-    _num_legs: int = 0
     _has_output: bool = False
+
+    # ---- sequences and their routes ---------------------------------------------------------
 
     def live(self, *sequences: Sequence, from_the_start: bool = True) -> None:
         """These are the sequences of their choices now; each takes its route from the start or goes
@@ -86,9 +95,34 @@ class RequestState:
             self._alternates[choice] = list(left)
         return node
 
-    def next_handoff(self) -> HandoffId:
-        self._num_legs += 1
-        return HandoffId(self.request.request_id, self.request.attempt, self._num_legs)
+    def finish(self, sequence: Sequence) -> bool:
+        """A choice has ended; True if it was the last."""
+        for choice in sequence.choices:
+            self._living.pop(choice, None)
+        return not self._living
+
+    # ---- proof of work ----------------------------------------------------------------------
+
+    def take_route(self, route: RouteTaken) -> None:
+        """The prompt is on this way now; the way on which it first gets its KV is the one told."""
+        if not self._is_route_settled:
+            self._route_taken = route
+
+    def settle_route(self) -> None:
+        """The KV of the prompt is there; what a preemption recomputes changes nothing."""
+        self._is_route_settled = True
+
+    def count_transfer(self, num_bytes: int, transport: str) -> None:
+        """A handoff brought all KV of a sequence."""
+        self._kv_bytes += num_bytes
+        self._transport = transport
+
+    def count_replaced(self, sequence: Sequence) -> None:
+        """A sequence made way for want of blocks: a preemption if work on it was lost."""
+        if sequence.num_planned or len(sequence.token_ids) > sequence.num_prompt:
+            self._num_preemptions += 1
+
+    # ---- what the router is told ------------------------------------------------------------
 
     def put_token(self, event: NewToken) -> None:
         """Tell the router of a token; of its stages too, with the first one."""
@@ -107,31 +141,18 @@ class RequestState:
             self._has_output = True
             self.put_timeline()
 
-    def finish(self, sequence: Sequence) -> bool:
-        """A choice has ended; True if it was the last."""
-        for choice in sequence.choices:
-            self._living.pop(choice, None)
-        return not self._living
-
     def put_timeline(self) -> None:
         timeline = Timeline(
-            route=self.route_taken,
+            route=self._route_taken,
             stages=tuple(self.timing.stages),
-            kv_bytes=self.kv_bytes,
-            transport=self.transport if self.kv_bytes else None,
-            num_preemptions=self.num_preemptions,
+            kv_bytes=self._kv_bytes,
+            transport=self._transport,
+            num_preemptions=self._num_preemptions,
         )
-        self.session.put_timeline(self.request, timeline)
+        self.session.put_timeline(self.request.key, timeline)
 
     def put_failure(self, error: PdserveError, *, retryable: bool) -> None:
-        failure = RequestFailure(
-            request_id=self.request.request_id,
-            attempt=self.request.attempt,
-            kind=error.kind,
-            message=str(error),
-            retryable=retryable,
-        )
-        self.session.put_failure(failure)
+        self.session.put_failure(self.request.key, error, retryable=retryable)
 
     def _stop_token_id(self, event: NewToken) -> int | None:
         return event.token_id if event.token_id in event.sequence.end_token_ids else None

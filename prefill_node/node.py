@@ -27,31 +27,23 @@ from kv_transfer.commands import (
 )
 from pdserve.core.clock import Clock
 from pdserve.core.config import PrefillConfig
-from pdserve.core.errors import NeverFitsError
+from pdserve.core.errors import InvalidRequestError, NeverFitsError, NodeLostError
 from pdserve.core.node import NodeSpec
 from pdserve.core.request import HandoffId
 from pdserve.engine.batch import Sampled
 from pdserve.engine.ledger import Ledger
 from pdserve.engine.sequence import Sequence
+from pdserve.rank.intake import check_work, end_token_ids
 from pdserve.rank.ranks import Ranks
+from pdserve.rank.readiness import Readiness
 from pdserve.rank.step_loop import run_steps
 from pdserve.rpc import convert
 from pdserve.rpc.session import Outbox
 from pdserve.rpc.v1 import session_pb2
 from prefill_node.scheduler import PrefillScheduler, TokensComputed
+from prefill_node.sessions import DecodeSession
 
 logger = logging.getLogger(__name__)
-
-PrefillOutbox = Outbox[session_pb2.PrefillMessage]
-
-
-@dataclass(slots=True, eq=False)
-class DecodeSession:
-    """One decode node that is connected."""
-
-    peer: Peer
-    outbox: PrefillOutbox
-    connected_ranks: set[int]
 
 
 @dataclass(slots=True, eq=False)
@@ -71,6 +63,7 @@ class PrefillNode:
     def __init__(self, spec: NodeSpec, ranks: Ranks, clock: Clock) -> None:
         assert isinstance(spec.pool, PrefillConfig)
         self.spec = spec
+        self.readiness = Readiness()
         self._ranks = ranks
         self._clock = clock
         ledger = Ledger(
@@ -89,24 +82,33 @@ class PrefillNode:
         self._prefills: dict[HandoffId, _Prefill] = {}
         self._by_sequence: dict[Sequence, _Prefill] = {}
         self._arrivals = asyncio.Event()
-        self.kv_bytes_moved = 0
-        self.is_draining = False
+        self._kv_bytes_moved = 0
 
     @property
-    def num_ranks(self) -> int:
-        return self._ranks.layout.tp_size
+    def max_model_len(self) -> int:
+        """Tokens of one prompt at most: the file's or the model's bound, and the cache's."""
+        bound = self.spec.max_model_len or self.spec.model.max_position
+        return min(bound, self.scheduler.ledger.max_tokens)
 
-    def connect(self, peer: Peer, outbox: PrefillOutbox) -> DecodeSession:
+    @property
+    def num_prefills(self) -> int:
+        """Prefills in work, those included whose KV is still read."""
+        return len(self._prefills)
+
+    # ---- decode nodes -----------------------------------------------------------------------
+
+    def connect(self, peer: Peer, outbox: Outbox[session_pb2.PrefillMessage]) -> DecodeSession:
         """A decode node's session is open; an older one of the same incarnation ends."""
         if (old := self._sessions.get(peer.peer_id)) is not None:
             self.disconnect(old, "replaced by a newer session")
-        session = DecodeSession(peer, outbox, set())
+        session = DecodeSession(peer, outbox)
         self._sessions[peer.peer_id] = session
         return session
 
     def make_links(self, session: DecodeSession) -> None:
         """The decode ranks know us now: connect every rank to those that it sends to."""
-        self._ranks.kv(ConnectPeer(peer=session.peer))
+        if self._sessions.get(session.peer.peer_id) is session:
+            self._ranks.kv(ConnectPeer(peer=session.peer))
 
     def disconnect(self, session: DecodeSession, reason: str) -> None:
         """The session is over: everything that it asked for ends."""
@@ -120,30 +122,26 @@ class PrefillNode:
         logger.info("decode node %s disconnected: %s", session.peer.peer_id, reason)
 
     def prefill(self, session: DecodeSession, task: session_pb2.PrefillTask) -> None:
-        """Queue a prompt, or refuse it at once if it could never fit."""
+        """Queue a prompt, or refuse it at once if this node could never compute it."""
         handoff = convert.handoff_from_proto(task.handoff)
-        if handoff in self._prefills:
+        owner = self._prefills.get(handoff)
+        if owner is not None and owner.session is session:
             return  # a repeated message; the first one counts
-        sequence = self._make_sequence(handoff, task)
-        if not self.scheduler.fits(sequence.num_prompt):
-            most = self.scheduler.ledger.max_tokens
-            problem = f"{sequence.num_prompt} tokens; node {self.spec.name} holds {most}"
-            self._send_failure(session, handoff, NeverFitsError("prompt", problem))
-            return
-        sender = handoffs.SenderHandoff(
-            num_ranks=self.num_ranks,
-            unit=gcd(self._ranks.layout.block_size, session.peer.layout.block_size),
-        )
-        prefill = _Prefill(handoff, session, sequence, sender)
-        self._prefills[handoff] = self._by_sequence[sequence] = prefill
-        self.scheduler.add(sequence)
-        self._arrivals.set()
+        try:
+            if owner is not None:
+                raise InvalidRequestError("handoff", f"{handoff} belongs to another decode node")
+            self._take_on(session, handoff, task)
+        except (InvalidRequestError, NodeLostError) as error:
+            session.put_failure(handoff, error.kind, str(error))
+            session.flush()
 
     def abort(self, session: DecodeSession, handoff: HandoffId) -> None:
         """The decode node wants nothing more of this prefill."""
         prefill = self._prefills.get(handoff)
         if prefill is not None and prefill.session is session:
             self._on(prefill, handoffs.Abort())
+
+    # ---- ranks ------------------------------------------------------------------------------
 
     async def run(self) -> None:
         """Compute for ever. Raises RankError when the ranks are lost."""
@@ -158,6 +156,8 @@ class PrefillNode:
             self._note_planned()
             for event in self.scheduler.take_events():
                 self._on_computed(event)
+            for session in self._sessions.values():
+                session.flush()
 
     async def run_kv_events(self) -> None:
         """Take in what the ranks' KV endpoints report, for ever. Raises RankError."""
@@ -171,31 +171,62 @@ class PrefillNode:
         return session_pb2.NodeStatus(
             node=self.spec.name,
             role=self.spec.role,
-            ready=True,
+            ready=self.readiness.problem is None,
+            reason=self.readiness.problem or "",
             total_blocks=ledger.pool.num_blocks,
             free_blocks=ledger.pool.num_free,
             block_size=ledger.block_size,
             running=len(self._prefills) - self.scheduler.num_waiting,
             waiting=self.scheduler.num_waiting,
             queued_prefill_tokens=self.scheduler.num_queued_tokens,
-            kv_bytes_moved=self.kv_bytes_moved,
+            kv_bytes_moved=self._kv_bytes_moved,
             draining_blocks=ledger.num_draining_blocks,
             ranks=ranks,
         )
 
+    # ---- begin of a prefill -----------------------------------------------------------------
+
+    def _take_on(
+        self, session: DecodeSession, handoff: HandoffId, task: session_pb2.PrefillTask
+    ) -> None:
+        """Queue a prompt. Raises InvalidRequestError or, if the node is ending, NodeLostError."""
+        if self.readiness.problem is not None:
+            raise NodeLostError(f"{self.spec.name}: {self.readiness.problem}")
+        sequence = self._make_sequence(handoff, task)
+        sender = handoffs.SenderHandoff(
+            num_ranks=self._ranks.layout.tp_size,
+            unit=gcd(self._ranks.layout.block_size, session.peer.layout.block_size),
+        )
+        prefill = _Prefill(handoff, session, sequence, sender)
+        self._prefills[handoff] = self._by_sequence[sequence] = prefill
+        self.scheduler.add(sequence)
+        self._arrivals.set()
+
     def _make_sequence(self, handoff: HandoffId, task: session_pb2.PrefillTask) -> Sequence:
         sampling = convert.sampling_from_proto(task.sampling)
-        ends = () if sampling.ignore_eos else self.spec.model.eos_token_ids
+        check_work(
+            self.spec.model,
+            token_ids=task.token_ids,
+            prompt_len=task.prompt_len,
+            choices=task.choices,
+            sampling=sampling,
+        )
+        num_tokens = len(task.token_ids)
+        if num_tokens > self.max_model_len:
+            problem = f"{num_tokens} tokens; {self.spec.name} takes up to {self.max_model_len}"
+            raise NeverFitsError("prompt", problem)
         return Sequence(
             key=handoff.key,
             choices=tuple(task.choices),
             sampling=sampling,
             prompt_len=task.prompt_len,
             token_ids=list(task.token_ids),
-            end_token_ids=(*ends, *sampling.stop_token_ids),
-            max_len=len(task.token_ids) + 1,
+            end_token_ids=end_token_ids(self.spec.model, sampling),
+            max_len=num_tokens + 1,
             arrived_s=self._clock.now_s(),
         )
+
+    # ---- what steps and ranks tell ----------------------------------------------------------
 
     def _note_planned(self) -> None:
         now_s = self._clock.now_s()
@@ -208,7 +239,7 @@ class PrefillNode:
         last = event.first is not None
         self._on(prefill, handoffs.TokensComputed(num_tokens=event.num_tokens, last=last))
         if event.first is not None:
-            self._send_first_tokens(prefill, event.first)
+            prefill.session.put_first_tokens(self._first_tokens(prefill, event.first))
 
     def _on_kv_event(self, rank: int, event: KvEvent) -> None:
         match event:
@@ -218,12 +249,11 @@ class PrefillNode:
                 if (session := self._sessions.get(peer_id)) is not None:
                     self.disconnect(session, f"KV link: {reason}")
             case HandoffSent(handoff=handoff, num_bytes=num_bytes):
-                self.kv_bytes_moved += num_bytes
+                self._kv_bytes_moved += num_bytes
                 self._on_handoff(handoff, handoffs.RankSent(rank=rank, num_bytes=num_bytes))
             case HandoffFailed(handoff=handoff, kind=kind, message=message):
-                self._on_handoff(
-                    handoff, handoffs.RankFailed(rank=rank, kind=kind, message=message)
-                )
+                failed = handoffs.RankFailed(rank=rank, kind=kind, message=message)
+                self._on_handoff(handoff, failed)
             case SendDrained(handoff=handoff):
                 self._on_handoff(handoff, handoffs.RankDrained(rank=rank))
             case _:
@@ -234,9 +264,11 @@ class PrefillNode:
         if session is None:
             return
         session.connected_ranks.add(rank)
-        if len(session.connected_ranks) == self.num_ranks:
+        if len(session.connected_ranks) == self._ranks.layout.tp_size:
             logger.info("decode node %s connected", peer_id)
             session.outbox.put(session_pb2.PrefillMessage(links_ready=session_pb2.LinksReady()))
+
+    # ---- handoffs ---------------------------------------------------------------------------
 
     def _on_handoff(self, handoff: HandoffId, event: handoffs.SenderEvent) -> None:
         if (prefill := self._prefills.get(handoff)) is not None:
@@ -252,19 +284,19 @@ class PrefillNode:
                     self.scheduler.remove(prefill.sequence)
                     self._ranks.kv(CancelSend(handoff=prefill.handoff))
                 case handoffs.Report(kind=kind, message=message):
-                    self._put_failure(prefill.session, prefill.handoff, kind, message)
+                    prefill.session.put_failure(prefill.handoff, kind, message)
+                    prefill.session.flush()
                 case handoffs.Free():
                     self._free(prefill)
 
     def _push(self, prefill: _Prefill, start: int, stop: int, last: bool) -> None:
-        sequence = prefill.sequence
         self._ranks.kv(
             PushTokens(
                 handoff=prefill.handoff,
                 peer_id=prefill.session.peer.peer_id,
                 start=start,
                 stop=stop,
-                blocks=tuple(sequence.blocks),
+                blocks=tuple(prefill.sequence.blocks),
                 last=last,
             )
         )
@@ -275,29 +307,14 @@ class PrefillNode:
         self.scheduler.release(prefill.sequence)
         self._arrivals.set()
 
-    def _send_first_tokens(self, prefill: _Prefill, first: Sampled) -> None:
+    def _first_tokens(self, prefill: _Prefill, first: Sampled) -> session_pb2.FirstTokens:
         now_s = self._clock.now_s()
-        begun_s = prefill.first_planned_s or now_s
-        tokens = session_pb2.FirstTokens(
+        begun_s = prefill.first_planned_s
+        assert begun_s is not None
+        return session_pb2.FirstTokens(
             handoff=convert.handoff_to_proto(prefill.handoff),
             token_ids=first.tokens,
             logprobs=[convert.logprobs_to_proto(item) for item in first.logprobs],
             queue_s=begun_s - prefill.sequence.arrived_s,
             prefill_s=now_s - begun_s,
         )
-        outputs = session_pb2.PrefillOutputs(first_tokens=[tokens])
-        prefill.session.outbox.put(session_pb2.PrefillMessage(outputs=outputs))
-
-    def _send_failure(
-        self, session: DecodeSession, handoff: HandoffId, error: NeverFitsError
-    ) -> None:
-        self._put_failure(session, handoff, error.kind, str(error))
-
-    def _put_failure(
-        self, session: DecodeSession, handoff: HandoffId, kind: str, message: str
-    ) -> None:
-        failure = session_pb2.PrefillFailure(
-            handoff=convert.handoff_to_proto(handoff), kind=kind, message=message
-        )
-        outputs = session_pb2.PrefillOutputs(failures=[failure])
-        session.outbox.put(session_pb2.PrefillMessage(outputs=outputs))

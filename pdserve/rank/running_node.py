@@ -5,13 +5,15 @@ Owns the lifetime; what the tasks do is the node's business.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import Callable, Coroutine
+from typing import Protocol
 
 import grpc
 
-from pdserve.core.errors import ConfigError, PdserveError
+from pdserve.core.errors import ConfigError, InternalError, PdserveError
 from pdserve.core.node import NodeAddress, NodeSpec
 from pdserve.rank.ranks import Ranks
+from pdserve.rank.readiness import Readiness
 from pdserve.rpc.session import CHANNEL_OPTIONS, PROTOCOL_VERSION
 from pdserve.rpc.v1 import session_pb2
 
@@ -20,15 +22,31 @@ logger = logging.getLogger(__name__)
 STATUS_PERIOD_S = 1.0
 
 
+class Node(Protocol):
+    """What both kinds of node are to their lifetime."""
+
+    @property
+    def readiness(self) -> Readiness: ...
+
+    async def run(self) -> None: ...
+
+    async def run_kv_events(self) -> None: ...
+
+
 class RunningNode:
     """``failed`` is done, with the error as its result, when the node can not go on."""
 
-    def __init__(self, address: NodeAddress, server: grpc.aio.Server, ranks: Ranks) -> None:
+    def __init__(
+        self, address: NodeAddress, server: grpc.aio.Server, node: Node, ranks: Ranks
+    ) -> None:
         self.address = address
         self.failed: asyncio.Future[PdserveError] = asyncio.get_running_loop().create_future()
         self._server = server
+        self._readiness = node.readiness
         self._ranks = ranks
         self._tasks: set[asyncio.Task[None]] = set()
+        self.run(node.run(), "loop")
+        self.run(node.run_kv_events(), "KV events")
 
     def run(self, work: Coroutine[object, object, None], name: str) -> asyncio.Task[None]:
         """Run a part of the node until ``close``; its failure is the node's."""
@@ -38,11 +56,13 @@ class RunningNode:
         return task
 
     async def close(self, grace_s: float) -> None:
-        """Refuse new sessions, give open ones ``grace_s`` seconds, then end ranks and tasks."""
+        """Take no new work, give open sessions ``grace_s`` seconds, then end tasks and ranks."""
+        self._readiness.lose("the node is closing")
         await self._server.stop(grace_s)
-        for task in list(self._tasks):
+        tasks = list(self._tasks)
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         await self._ranks.close()
 
     def _on_done(self, task: asyncio.Task[None]) -> None:
@@ -51,9 +71,10 @@ class RunningNode:
             return
         if not isinstance(error, PdserveError):
             logger.error("%s: failed", task.get_name(), exc_info=error)
-            error = PdserveError(f"{task.get_name()}: {error!r}")
+            error = InternalError(f"{task.get_name()}: {error!r}")
         if not self.failed.done():
             logger.error("node %s failed: %s", self.address.name, error)
+            self._readiness.lose(str(error))
             self.failed.set_result(error)
 
 
@@ -93,18 +114,3 @@ def make_welcome(
         max_model_len=max_model_len,
         ranks=ranks,
     )
-
-
-async def ticks(period_s: float) -> AsyncIterator[None]:
-    """Yield at once and then every ``period_s`` seconds, for ever."""
-    loop = asyncio.get_running_loop()
-    next_s = loop.time()
-    while True:
-        yield
-        next_s += period_s
-        tick = loop.create_future()
-        handle = loop.call_at(next_s, tick.set_result, None)
-        try:
-            await tick
-        finally:
-            handle.cancel()

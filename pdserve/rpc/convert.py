@@ -5,6 +5,7 @@ Public API messages have their own converter beside the server that speaks them
 (``router/grpc_messages.py``), since their defaults are the router's business.
 """
 
+from pdserve.core.errors import InvalidRequestError
 from pdserve.core.request import (
     FinishReason,
     HandoffId,
@@ -41,6 +42,7 @@ def sampling_to_proto(sampling: SamplingParams) -> session_pb2.NodeSampling:
 
 
 def sampling_from_proto(message: session_pb2.NodeSampling) -> SamplingParams:
+    """Raises InvalidRequestError if the parts of a field do not belong together."""
     return SamplingParams(
         max_tokens=message.max_tokens,
         min_tokens=message.min_tokens,
@@ -51,12 +53,19 @@ def sampling_from_proto(message: session_pb2.NodeSampling) -> SamplingParams:
         presence_penalty=message.presence_penalty,
         frequency_penalty=message.frequency_penalty,
         repetition_penalty=message.repetition_penalty,
-        logit_bias=tuple(zip(message.logit_bias_ids, message.logit_bias_values, strict=True)),
+        logit_bias=_logit_bias(message),
         seed=message.seed,
         stop_token_ids=tuple(message.stop_token_ids),
         ignore_eos=message.ignore_eos,
         logprobs=message.logprobs if message.HasField("logprobs") else None,
     )
+
+
+def _logit_bias(message: session_pb2.NodeSampling) -> tuple[tuple[int, float], ...]:
+    ids, values = message.logit_bias_ids, message.logit_bias_values
+    if len(ids) != len(values):
+        raise InvalidRequestError("logit_bias", f"got {len(ids)} token ids, {len(values)} values")
+    return tuple(zip(ids, values, strict=True))
 
 
 def request_to_proto(request: Request) -> session_pb2.NodeRequest:

@@ -6,7 +6,7 @@ every ``HEARTBEAT_S``; an end that hears nothing for ``silence_s`` takes the oth
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Generic, TypeVar
 
 import grpc
@@ -52,7 +52,7 @@ class Outbox(Generic[Message]):
             self._closed = True
             self._queue.put_nowait(None)
 
-    async def __aiter__(self) -> AsyncIterator[Message]:
+    async def __aiter__(self) -> AsyncGenerator[Message, None]:
         while True:
             try:
                 async with asyncio.timeout(HEARTBEAT_S if self._idle_message is not None else None):
@@ -67,7 +67,7 @@ class Outbox(Generic[Message]):
 
 async def listen(
     messages: AsyncIterator[Message], *, peer: str, silence_s: float = DEFAULT_SILENCE_S
-) -> AsyncIterator[Message]:
+) -> AsyncGenerator[Message, None]:
     """Yield a stream's messages until the other side ends it.
 
     Raises NodeLostError naming ``peer`` when the stream breaks or nothing came for ``silence_s``.

@@ -1,0 +1,57 @@
+"""What routers and prefill nodes send, checked and in the engine's words."""
+
+from pdserve.core.errors import InvalidRequestError, NeverFitsError, PrefillFailedError
+from pdserve.core.model_spec import ModelSpec
+from pdserve.core.request import Request
+from pdserve.engine.batch import Sampled
+from pdserve.engine.sequence import Sequence
+from pdserve.rank.intake import check_work, end_token_ids
+from pdserve.rpc import convert
+from pdserve.rpc.v1 import session_pb2
+
+
+def make_sequence(
+    request: Request, model: ModelSpec, *, max_model_len: int, max_choices: int, arrived_s: float
+) -> Sequence:
+    """The first life of a request. Raises InvalidRequestError if no life of it could run here."""
+    sampling = request.sampling
+    check_work(
+        model,
+        token_ids=request.token_ids,
+        prompt_len=request.prompt_len,
+        choices=request.choices,
+        sampling=sampling,
+    )
+    num_tokens, num_choices = len(request.token_ids), len(request.choices)
+    wanted_len = request.prompt_len + sampling.max_tokens
+    if num_tokens >= wanted_len:
+        raise InvalidRequestError("token_ids", "all tokens that were asked for are there")
+    if num_tokens >= max_model_len:
+        raise NeverFitsError(
+            "prompt", f"{num_tokens} tokens; this node takes up to {max_model_len - 1}"
+        )
+    if num_choices > max_choices:
+        raise NeverFitsError("n", f"{num_choices} choices; this node takes up to {max_choices}")
+    return Sequence(
+        key=request.key,
+        choices=request.choices,
+        sampling=sampling,
+        prompt_len=request.prompt_len,
+        token_ids=list(request.token_ids),
+        end_token_ids=end_token_ids(model, sampling),
+        max_len=min(wanted_len, max_model_len),
+        arrived_s=arrived_s,
+    )
+
+
+def read_first_tokens(message: session_pb2.FirstTokens, *, num_choices: int) -> Sampled:
+    """The first tokens of a prefill. Raises PrefillFailedError if they do not hold together."""
+    num_tokens, num_logprobs = len(message.token_ids), len(message.logprobs)
+    are_paired = all(len(item.top_ids) == len(item.top_logprobs) for item in message.logprobs)
+    if num_tokens != num_choices or num_logprobs not in (0, num_tokens) or not are_paired:
+        raise PrefillFailedError(
+            f"{num_tokens} first tokens with {num_logprobs} log-probabilities came for "
+            f"{num_choices} choices"
+        )
+    logprobs = tuple(convert.logprobs_from_proto(item) for item in message.logprobs)
+    return Sampled(tokens=tuple(message.token_ids), logprobs=logprobs)

@@ -1,0 +1,33 @@
+"""Whether a node takes new work, and since when others should know better than they were told."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+
+class Readiness:
+    """``problem`` says why the node takes no new work; None while it does."""
+
+    def __init__(self) -> None:
+        self.problem: str | None = None
+        self._changed = asyncio.Event()
+
+    def lose(self, problem: str) -> None:
+        """The node takes no more work. The first reason counts."""
+        if self.problem is None:
+            self.problem = problem
+            self.tell()
+
+    def tell(self) -> None:
+        """Something has changed that others should know at once."""
+        self._changed.set()
+
+    async def changes(self, period_s: float) -> AsyncIterator[None]:
+        """Yield at once, after each change and at least every ``period_s`` seconds, for ever."""
+        while True:
+            self._changed.clear()
+            yield
+            try:
+                async with asyncio.timeout(period_s):
+                    await self._changed.wait()
+            except TimeoutError:
+                pass  # time for the next one
