@@ -155,6 +155,8 @@ class _NodeChannel:
             except NodeLostError as lost:
                 error = lost
             backoff_s = REFUSED_BACKOFF_S if _is_refusal(error) else backoff_s
+            if str(error) != self.view.problem:  # said once, however often it is tried
+                logger.warning("no session with %s", error)
             self._lose(error)
             await asyncio.sleep(backoff_s)
             backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
@@ -227,10 +229,8 @@ class _NodeChannel:
         self._news.put_nowait(StateNews(node=self.view.name))
 
     def _lose(self, error: NodeLostError) -> None:
-        session, problem = self.view.session, str(error)
-        if problem != self.view.problem:
-            logger.warning("session lost: %s", problem)
-        self.view = replace(self.view, session=None, state=None, problem=problem)
+        session = self.view.session
+        self.view = replace(self.view, session=None, state=None, problem=str(error))
         self._outbox.close()
         if session is not None:
             self._news.put_nowait(LostNews(node=self.view.name, session=session, error=error))

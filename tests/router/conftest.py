@@ -65,6 +65,19 @@ class World:
     prefill: list[FakePrefillNode]
     http: httpx.AsyncClient
 
+    async def renewed(self) -> "World":
+        """Itself, with nodes that have forgotten everything and are connected."""
+        async with asyncio.timeout(WAIT_S):
+            while not all(node["ready"] for node in await self.nodes()):
+                await asyncio.sleep(0.01)
+        for node in self.decode:
+            node.forget()
+        return self
+
+    async def nodes(self) -> list[dict[str, object]]:
+        nodes: list[dict[str, object]] = (await self.http.get("/admin/status")).json()["nodes"]
+        return nodes
+
     async def complete(self, **fields: object) -> httpx.Response:
         return await self.http.post("/v1/completions", json={"prompt": "Hello", **fields})
 
@@ -93,6 +106,7 @@ class WorldMaker:
         limits: LimitsConfig | None = None,
         local_prefill_below: int = 0,
         max_model_len: int = 512,
+        silence_s: float = WAIT_S,
         await_ready: bool = True,
     ) -> AsyncIterator[World]:
         eos = self._tokenizer.eos_token_id
@@ -126,7 +140,7 @@ class WorldMaker:
             prefill_configured=num_prefill > 0,
             nodes=tuple(node.address for node in (*decode, *prefill)),
         )
-        router = await start_router(spec)
+        router = await start_router(spec, silence_s=silence_s)
         try:
             async with httpx.AsyncClient(
                 base_url=f"http://{router.http_address}", timeout=WAIT_S
@@ -153,12 +167,23 @@ async def shared_world(make_world: WorldMaker) -> AsyncIterator[World]:
         yield made
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared_pair(make_world: WorldMaker) -> AsyncIterator[World]:
+    """Two decode nodes, no prefill nodes; started once for the tests of a file."""
+    async with make_world(num_decode=2) as made:
+        yield made
+
+
 @pytest_asyncio.fixture(loop_scope="module")
 async def world(shared_world: World) -> World:
     """The file's shared world as if it were new. Tests that use it run on the module's loop."""
-    for node in shared_world.decode:
-        node.forget()
-    return shared_world
+    return await shared_world.renewed()
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def pair(shared_pair: World) -> World:
+    """Likewise, with two decode nodes."""
+    return await shared_pair.renewed()
 
 
 async def until(condition: Callable[[], bool]) -> None:

@@ -202,12 +202,14 @@ class FakeDecodeNode(session_pb2_grpc.DecodeNodeServicer):
         session = FakeSession()
         self.sessions.append(session)
         reading = asyncio.create_task(self._read(session, request_iterator))
-        yield session_pb2.DecodeMessage(welcome=self._welcome())
-        yield session_pb2.DecodeMessage(status=self._status())
-        async for message in session.outbox:
-            yield message
-        reading.cancel()
-        self.sessions.remove(session)
+        try:
+            yield session_pb2.DecodeMessage(welcome=self._welcome())
+            yield session_pb2.DecodeMessage(status=self._status())
+            async for message in session.outbox:
+                yield message
+        finally:
+            reading.cancel()
+            self.sessions.remove(session)
         if session.broken.is_set():
             await context.abort(grpc.StatusCode.UNAVAILABLE, "the node broke off")
 

@@ -1,0 +1,244 @@
+"""Whatever a client sends, the answer is a 4xx that names the trouble, and the router goes on."""
+
+import json
+import string
+
+import httpx
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pdserve.core.config import LimitsConfig
+from router.openai_schema import UNSUPPORTED, ChatBody, CompletionBody
+from tests.router.conftest import World, WorldMaker
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+GOOD = {"prompt": "Hello", "max_tokens": 2}
+CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
+DEEP = "[" * 100_000 + "]" * 100_000
+
+
+def error_of(response: httpx.Response) -> dict[str, str | None]:
+    error = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    return error
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"max_tokens": -1}, "max_tokens"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": "many"}, "max_tokens"),
+        ({"max_tokens": 2.5}, "max_tokens"),
+        ({"max_tokens": True}, "max_tokens"),
+        ({"max_tokens": 10**30}, "max_tokens"),
+        ({"max_tokens": 513}, "max_tokens"),
+        ({"temperature": -0.5}, "temperature"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"temperature": True}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"top_k": -7}, "top_k"),
+        ({"n": 0}, "n"),
+        ({"n": 17}, "n"),
+        ({"logprobs": 1000}, "logprobs"),
+        ({"logprobs": True}, "logprobs"),
+        ({"logprobs": 1, "echo": True}, "logprobs"),
+        ({"stop": ["x"] * 100}, "stop"),
+        ({"stop": [1, 2]}, "stop[0]"),
+        ({"stop": ""}, "stop[0]"),
+        ({"stop": 5}, "stop"),
+        ({"logit_bias": {"not a token": 1}}, "logit_bias"),
+        ({"logit_bias": [1]}, "logit_bias"),
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": [10**9]}, "prompt[0]"),
+        ({"prompt": [5] * 2000}, "prompt"),
+        ({"prompt": "x " * 100_000}, "prompt"),
+        ({"prompt": None}, "prompt"),
+        ({"prompt": {"text": "Hi"}}, "prompt"),
+        ({"prompt": ["x"] * 1000}, "prompt"),
+        ({"model": "no-such-model"}, "model"),
+        ({"model": 5}, "model"),
+        ({"seed": "abc"}, "seed"),
+        ({"seed": 2**64}, "seed"),
+        ({"stream": "yes"}, "stream"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
+        ({"stop_token_ids": [10**9]}, "stop_token_ids[0]"),
+        ({"min_tokens": 3}, "min_tokens"),
+        ({"best_of": 3}, "best_of"),
+        ({"suffix": "end"}, "suffix"),
+        ({"use_beam_search": True}, "use_beam_search"),
+        ({"guided_json": {}}, "guided_json"),
+        ({"prompt_logprobs": 1}, "prompt_logprobs"),
+    ],
+)
+async def test_a_wrong_completion_field_is_named(
+    world: World, change: dict[str, object], field: str
+) -> None:
+    response = await world.http.post("/v1/completions", json={**GOOD, **change})
+    assert response.status_code == (404 if field == "model" and change["model"] != 5 else 400)
+    error = error_of(response)
+    assert error["param"] == field
+    assert field in str(error["message"])
+    assert not world.decode[0].submitted
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"messages": []}, "messages"),
+        ({"messages": "hi"}, "messages"),
+        ({"messages": None}, "messages"),
+        ({"messages": [{"role": "wizard", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": None}]}, "messages[0].content"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            "messages[0].content[0].type",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
+            "messages[0].content[0].text",
+        ),
+        (
+            {"messages": [{"role": "assistant", "content": "", "tool_calls": [{"id": "1"}]}]},
+            "messages[0].tool_calls",
+        ),
+        ({"top_logprobs": 500, "logprobs": True}, "top_logprobs"),
+        ({"top_logprobs": 5}, "top_logprobs"),
+        ({"logprobs": 3}, "logprobs"),
+        ({"max_completion_tokens": 0}, "max_completion_tokens"),
+        ({"max_completion_tokens": 5000}, "max_completion_tokens"),
+        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"audio": {"voice": "x"}}, "audio"),
+    ],
+)
+async def test_a_wrong_chat_field_is_named(
+    world: World, change: dict[str, object], field: str
+) -> None:
+    response = await world.http.post("/v1/chat/completions", json={**CHAT, **change})
+    assert response.status_code == 400
+    error = error_of(response)
+    assert error["param"] == field
+    assert field in str(error["message"])
+
+
+@pytest.mark.parametrize("route", ["/v1/completions", "/v1/chat/completions", "/tokenize"])
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{not json",
+        b"[1,2]",
+        b"null",
+        b'"text"',
+        b'{"prompt": "\xff\xfe", "messages": "\xff"}',
+        b'{"prompt": "\\ud800", "messages": [{"role": "user", "content": "\\ud800"}]}',
+        b'{"prompt": NaN, "messages": NaN}',
+        b'{"prompt": 1' + b"0" * 5000 + b', "messages": 1' + b"0" * 5000 + b"}",
+        ('{"prompt": ' + DEEP + ', "messages": ' + DEEP + "}").encode(),
+        b'{"prompt": "Hi", "messages": [], "temperature": 1e999, "model": 1e999}',
+        b"\x00\x01\x02",
+    ],
+)
+async def test_a_body_that_is_no_request_is_a_client_error(
+    world: World, route: str, body: bytes
+) -> None:
+    response = await world.http.post(route, content=body)
+    assert response.status_code == 400
+    assert error_of(response)["message"]
+
+
+@pytest.mark.parametrize("announced", [True, False])
+async def test_a_body_that_is_too_large_is_refused_without_being_read(
+    make_world: WorldMaker, announced: bool
+) -> None:
+    async def pieces() -> object:
+        for _ in range(100):
+            yield b"x" * 1000
+
+    async with make_world(limits=LimitsConfig(max_body_bytes=5000)) as world:
+        content = b"x" * 100_000 if announced else pieces()
+        response = await world.http.post("/v1/completions", content=content)  # type: ignore[arg-type]
+        assert response.status_code == 413
+        assert "5000 bytes" in str(error_of(response)["message"])
+        assert (await world.complete(max_tokens=1)).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/v1/no/such/path", "/", "/v1/completions/x", "/%ff%fe"])
+async def test_an_unknown_path_is_not_found(world: World, path: str) -> None:
+    response = await world.http.post(path, json=GOOD)
+    assert response.status_code == 404
+    assert error_of(response)["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize("change", [{"user": "me"}, {"metadata": {"a": "b"}}, {"made_up": [1]}])
+async def test_unknown_fields_are_let_through(world: World, change: dict[str, object]) -> None:
+    assert (await world.complete(max_tokens=1, **change)).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"best_of": 1},
+        {"n": 2, "best_of": 2},
+        {"suffix": ""},
+        {"tools": []},
+        {"tool_choice": "none"},
+        {"response_format": {"type": "text"}},
+        dict.fromkeys(UNSUPPORTED),
+        dict.fromkeys(CompletionBody.model_fields.keys() - GOOD.keys()),
+    ],
+)
+async def test_what_asks_for_nothing_special_is_let_through(
+    world: World, change: dict[str, object]
+) -> None:
+    assert (await world.complete(max_tokens=1, **change)).status_code == 200
+
+
+FIELDS = sorted({*CompletionBody.model_fields, *ChatBody.model_fields, *UNSUPPORTED})
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(min_value=-(2**70), max_value=2**70)
+    | st.floats()
+    | st.text(max_size=8)
+    | st.sampled_from(["user", "text", "tiny", "Hello", ""]),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(
+            st.sampled_from(["role", "content", "type", "text", "1", "include_usage"])
+            | st.text(string.printable, max_size=4),
+            inner,
+            max_size=4,
+        )
+    ),
+    max_leaves=8,
+)
+BODIES = st.dictionaries(st.sampled_from(FIELDS), VALUES, max_size=5)
+
+
+@settings(
+    max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(body=BODIES, good=st.booleans(), route=st.sampled_from(["completions", "chat/completions"]))
+async def test_no_generated_body_is_a_server_error(
+    shared_world: World, body: dict[str, object], good: bool, route: str
+) -> None:
+    start = (GOOD if route == "completions" else CHAT) if good else {}
+    content = json.dumps({**start, **body})
+    response = await shared_world.http.post(f"/v1/{route}", content=content.encode())
+    assert response.status_code in (200, 400, 404)
+    if response.status_code != 200:
+        assert error_of(response)["message"]
+
+
+async def test_good_requests_are_served_afterwards(world: World) -> None:
+    assert (await world.complete(max_tokens=100)).json()["choices"][0]["finish_reason"] == "stop"
+    assert (await world.status())["requests"] == 0

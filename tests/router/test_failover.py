@@ -1,0 +1,287 @@
+"""Sessions that break, nodes that fail, tokens that come late: the client's stream goes on."""
+
+import asyncio
+import json
+
+import pytest
+
+from pdserve.core.request import FinishReason, Request
+from tests.router.conftest import ANSWER, WAIT_S, World, WorldMaker, until
+from tests.router.fake_nodes import Behaviour, FakeDecodeNode, FakeSession, answer
+from tests.router.sse import events_of, text_of
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+LAST_ATTEMPT = 3
+
+
+def first_then_good(first: Behaviour) -> Behaviour:
+    """``first`` for a request's first attempt, a good answer for later ones."""
+
+    async def behave(node: FakeDecodeNode, session: FakeSession, request: Request) -> None:
+        await (first if request.attempt == 0 else answer)(node, session, request)
+
+    return behave
+
+
+async def break_off(node: FakeDecodeNode, session: FakeSession, request: Request) -> None:
+    session.say(request, 0, 0, node.answer_ids[:5])
+    session.break_off()
+
+
+async def fail_at_first(node: FakeDecodeNode, session: FakeSession, request: Request) -> None:
+    session.fail(request, "transfer_error", "the link broke", retryable=True)
+
+
+async def fail_midway(node: FakeDecodeNode, session: FakeSession, request: Request) -> None:
+    session.say(request, 0, 0, node.answer_ids[:5])
+    session.fail(request, "transfer_error", "the link broke", retryable=True)
+
+
+async def leave_a_gap(node: FakeDecodeNode, session: FakeSession, request: Request) -> None:
+    session.say(request, 0, 0, node.answer_ids[:2])
+    session.say(request, 0, 3, node.answer_ids[3:5])
+
+
+async def stutter(node: FakeDecodeNode, session: FakeSession, request: Request) -> None:
+    """A good answer in which everything is said twice."""
+    ids = node.answer_ids
+    for index, token_id in enumerate(ids):
+        finish = FinishReason.STOP if index + 1 == len(ids) else None
+        stop_token_id = token_id if finish else None
+        for _ in range(2):
+            session.say(request, 0, index, [token_id], finish=finish, stop_token_id=stop_token_id)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("num_decode", [1, 2])
+@pytest.mark.parametrize("trouble", [break_off, fail_at_first, fail_midway, leave_a_gap, stutter])
+async def test_no_token_is_missing_and_none_comes_twice(
+    world: World, pair: World, trouble: Behaviour, num_decode: int, stream: bool
+) -> None:
+    used = world if num_decode == 1 else pair
+    for node in used.decode:
+        node.behave = first_then_good(trouble)
+    response = await used.complete(max_tokens=100, stream=stream, return_token_ids=True)
+    if stream:
+        events = events_of(response)
+        assert text_of(events) == ANSWER
+        token_ids = [i for event in events for i in event["choices"][0]["token_ids"]]
+    else:
+        (choice,) = response.json()["choices"]
+        assert choice["text"] == ANSWER
+        token_ids = choice["token_ids"]
+    assert token_ids == list(used.decode[0].answer_ids)
+
+
+async def test_a_retry_carries_the_prompt_and_what_the_client_has(pair: World) -> None:
+    for node in pair.decode:
+        node.behave = first_then_good(fail_midway)
+    await pair.complete(max_tokens=100, temperature=0.5)
+    (first,) = [r for node in pair.decode for r in node.submitted if r.attempt == 0]
+    (second,) = [r for node in pair.decode for r in node.submitted if r.attempt == 1]
+    assert second.token_ids == first.token_ids + pair.decode[0].answer_ids[:5]
+    assert second.prompt_len == first.prompt_len == len(first.token_ids)
+    assert second.request_id == first.request_id
+    assert second.sampling == first.sampling
+    assert second.route.decode_node != first.route.decode_node
+
+
+async def test_choices_that_differ_are_retried_one_by_one(world: World) -> None:
+    async def behave(node: FakeDecodeNode, session: FakeSession, request: Request) -> None:
+        if request.attempt > 0:
+            await answer(node, session, request)
+            return
+        for choice in request.choices:
+            session.say(request, choice, 0, node.answer_ids[: choice + 1])
+        session.fail(request, "node_lost_error", "out of order", retryable=True)
+
+    world.decode[0].behave = behave
+    response = await world.complete(max_tokens=100, n=3)
+    assert [choice["text"] for choice in response.json()["choices"]] == [ANSWER] * 3
+    assert [r.choices for r in world.decode[0].submitted] == [(0, 1, 2), (0,), (1,), (2,)]
+    assert [r.attempt for r in world.decode[0].submitted] == [0, 1, 2, 3]
+
+
+async def test_late_tokens_of_an_earlier_attempt_are_not_heard(world: World) -> None:
+    async def behave(node: FakeDecodeNode, session: FakeSession, request: Request) -> None:
+        if request.attempt == 0:
+            session.fail(request, "node_lost_error", "paused", retryable=True)
+            return
+        session.say(request, 0, 0, [99, 98], attempt=0)
+        await answer(node, session, request)
+        session.say(request, 0, 0, [97], attempt=0)
+
+    world.decode[0].behave = behave
+    response = await world.complete(max_tokens=100)
+    assert response.json()["choices"][0]["text"] == ANSWER
+
+
+async def always_fail(node: FakeDecodeNode, session: FakeSession, request: Request) -> None:
+    session.fail(request, "transfer_error", "the link broke", retryable=True)
+
+
+async def always_break(node: FakeDecodeNode, session: FakeSession, request: Request) -> None:
+    session.break_off()
+
+
+@pytest.mark.parametrize(
+    ("behave", "kind"), [(always_fail, "transfer_error"), (always_break, "node_lost_error")]
+)
+async def test_a_request_that_always_fails_ends_by_name(
+    world: World, behave: Behaviour, kind: str
+) -> None:
+    world.decode[0].behave = behave
+    response = await world.complete()
+    assert response.status_code == 503
+    assert response.json()["error"]["type"] == kind
+    assert world.decode[0].submitted[-1].attempt == LAST_ATTEMPT
+
+
+@pytest.mark.parametrize(
+    ("kind", "status"),
+    [
+        ("never_fits_error", 400),
+        ("prefill_failed_error", 503),
+        ("overloaded_error", 429),
+        ("rank_error", 500),
+        ("of_another_version", 500),
+    ],
+)
+async def test_a_failure_for_good_has_the_status_of_its_kind(
+    world: World, kind: str, status: int
+) -> None:
+    async def behave(node: FakeDecodeNode, session: FakeSession, request: Request) -> None:
+        session.fail(request, kind, "prompt: not here", retryable=False)
+
+    world.decode[0].behave = behave
+    response = await world.complete(stream=True)
+    assert response.status_code == status
+    assert response.json()["error"]["message"] == "prompt: not here"
+
+
+async def test_a_failure_after_the_first_token_ends_the_stream_with_an_error(
+    world: World,
+) -> None:
+    async def behave(node: FakeDecodeNode, session: FakeSession, request: Request) -> None:
+        session.say(request, 0, 0, node.answer_ids[:3])
+        await asyncio.sleep(0.05)
+        session.fail(request, "rank_error", "rank 1 died", retryable=False)
+
+    world.decode[0].behave = behave
+    response = await world.complete(max_tokens=100, stream=True)
+    assert response.status_code == 200
+    last = response.text.split("\n\n")[-2]
+    error = json.loads(last.removeprefix("data: "))["error"]
+    assert (error["type"], error["message"]) == ("rank_error", "rank 1 died")
+
+
+async def test_a_request_waits_for_its_only_node_to_come_back(world: World) -> None:
+    node = world.decode[0]
+    node.token_time_s = 0.01
+    call = asyncio.create_task(world.complete(max_tokens=100))
+    await node.arrivals.get()
+    await asyncio.sleep(0.05)
+    await node.stop()
+    await asyncio.sleep(0.3)
+    node.forget()
+    await node.start()
+    assert (await call).json()["choices"][0]["text"] == ANSWER
+
+
+async def test_without_a_decode_node_the_answer_is_503(make_world: WorldMaker) -> None:
+    async with make_world(await_ready=False) as world:
+        await until(lambda: bool(world.decode[0].sessions))
+        world.decode[0].ready = False
+        world.decode[0].tell_state()
+        await until_reason(world, "not now")
+        assert (await world.complete()).status_code == 503
+        assert (await world.http.get("/ready")).status_code == 503
+
+
+async def test_a_node_that_refuses_is_not_used_and_says_why(make_world: WorldMaker) -> None:
+    async with make_world(await_ready=False) as world:
+        await world.decode[0].stop()
+        world.decode[0].refusal = "model_fingerprint differs"
+        await world.decode[0].start()
+        await until_reason(world, "model_fingerprint differs")
+        response = await world.complete()
+        assert response.status_code == 503
+        assert response.json()["error"]["type"] == "no_node_error"
+
+
+async def test_nodes_come_and_go_at_run_time(make_world: WorldMaker) -> None:
+    async with make_world(num_decode=2) as world:
+        first, second = world.decode
+        first.token_time_s = second.token_time_s = 0.01
+        call = asyncio.create_task(world.complete(max_tokens=100))
+        await until(lambda: bool(first.submitted or second.submitted))
+        leaving, staying = (first, second) if first.submitted else (second, first)
+        await asyncio.sleep(0.05)
+        world.router.set_nodes([staying.address])
+        assert (await call).json()["choices"][0]["text"] == ANSWER
+        assert [request.attempt for request in staying.submitted] == [1]
+        assert [node["name"] for node in await world.nodes()] == [staying.name]
+        await until(lambda: not leaving.sessions)
+
+
+async def test_a_cluster_with_prefill_is_ready_with_a_pair_and_degraded_without(
+    make_world: WorldMaker,
+) -> None:
+    async with make_world(num_prefill=1) as world:
+        assert (await world.http.get("/ready")).json()["status"] == "ready"
+        await world.prefill[0].stop()
+        await until_reason(world, "no prefill node is ready")
+        assert (await world.http.get("/ready")).json()["status"] == "degraded"
+        response = await world.complete(max_tokens=100, timeline=True)
+        assert response.json()["timeline"]["route"] == "local"
+        assert "no prefill node" in response.json()["timeline"]["explain"]
+
+
+async def test_a_cluster_with_prefill_is_not_ready_before_a_prefill_node_is(
+    make_world: WorldMaker,
+) -> None:
+    async with make_world(num_prefill=1, await_ready=False) as world:
+        await world.prefill[0].stop()
+        await until(lambda: bool(world.decode[0].sessions))
+        response = await world.http.get("/ready")
+        assert response.status_code == 503
+        assert "prefill" in response.json()["reason"]
+
+
+async def test_short_prompts_go_to_the_decode_node_and_long_ones_to_prefill(
+    make_world: WorldMaker,
+) -> None:
+    async with make_world(num_prefill=2, local_prefill_below=50) as world:
+        await world.complete(prompt=[5] * 49, max_tokens=1)
+        await world.complete(prompt=[5] * 50, max_tokens=1)
+        short, long = world.decode[0].submitted
+        assert short.route.prefill_nodes == ()
+        assert set(long.route.prefill_nodes) == {"prefill-0", "prefill-1"}
+        assert long.route.local_allowed
+        routes = (await world.status())["routes"]
+        assert routes == {"disaggregated": 1, "local": 1, "fallback": 0}
+
+
+async def test_prompts_spread_over_equal_prefill_nodes(make_world: WorldMaker) -> None:
+    async def hold(node: FakeDecodeNode, session: FakeSession, request: Request) -> None:
+        await asyncio.sleep(0.2)
+        await answer(node, session, request)
+
+    async with make_world(num_prefill=2) as world:
+        world.decode[0].behave = hold
+        await world.complete(prompt=[[5] * 100] * 6, max_tokens=1)
+        firsts = [request.route.prefill_nodes[0] for request in world.decode[0].submitted]
+        assert sorted(firsts) == ["prefill-0"] * 3 + ["prefill-1"] * 3
+
+
+async def test_a_router_hears_when_a_node_is_silent(make_world: WorldMaker) -> None:
+    async with make_world(silence_s=0.3) as world:
+        await until_reason(world, "nothing heard for 0.3 s")
+
+
+async def until_reason(world: World, words: str) -> None:
+    """Until the router says that it is not ready, or degraded, for this reason."""
+    async with asyncio.timeout(WAIT_S):
+        while words not in str((await world.http.get("/ready")).json()["reason"]):
+            await asyncio.sleep(0.01)

@@ -1,0 +1,98 @@
+"""The official ``openai`` package, unchanged, against a router before a fake node."""
+
+from collections.abc import AsyncIterator
+
+import openai
+import pytest
+import pytest_asyncio
+from openai import AsyncOpenAI
+
+from tests.router.conftest import ANSWER, World
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+HELLO = [{"role": "user", "content": "Hello"}]
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def client(world: World) -> AsyncIterator[AsyncOpenAI]:
+    async with AsyncOpenAI(
+        base_url=f"http://{world.router.http_address}/v1", api_key="none", max_retries=0
+    ) as made:
+        yield made
+
+
+async def test_chat(client: AsyncOpenAI) -> None:
+    answer = await client.chat.completions.create(
+        model="tiny", messages=HELLO, temperature=0, seed=1, n=2, logprobs=True, top_logprobs=2
+    )
+    assert [choice.message.content for choice in answer.choices] == [ANSWER, ANSWER]
+    assert [choice.finish_reason for choice in answer.choices] == ["stop", "stop"]
+    logprobs = answer.choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.content is not None
+    assert "".join(item.token for item in logprobs.content).startswith(ANSWER)
+    assert bytes(logprobs.content[0].bytes or []).decode() == logprobs.content[0].token
+    assert len(logprobs.content[0].top_logprobs) == 2
+    assert answer.usage is not None
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
+
+
+async def test_streamed_chat_with_usage(client: AsyncOpenAI) -> None:
+    stream = await client.chat.completions.create(
+        model="tiny", messages=HELLO, stream=True, stream_options={"include_usage": True}
+    )
+    chunks = [chunk async for chunk in stream]
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == ANSWER
+    assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == "stop"
+    assert chunks[-1].usage is not None
+
+
+async def test_the_streaming_helper(client: AsyncOpenAI) -> None:
+    async with client.chat.completions.stream(model="tiny", messages=HELLO) as stream:
+        final = await stream.get_final_completion()
+    assert final.choices[0].message.content == ANSWER
+
+
+async def test_completions(client: AsyncOpenAI) -> None:
+    answer = await client.completions.create(
+        model="tiny", prompt=["a", "b"], max_tokens=100, stop=["jumps"], logprobs=1, echo=False
+    )
+    assert [choice.text for choice in answer.choices] == ["The quick brown fox "] * 2
+    logprobs = answer.choices[0].logprobs
+    assert logprobs is not None
+    assert len(logprobs.tokens or []) == len(logprobs.token_logprobs or []) > 0
+
+
+async def test_streamed_completions(client: AsyncOpenAI) -> None:
+    stream = await client.completions.create(
+        model="tiny", prompt=[1, 2, 3], max_tokens=100, stream=True
+    )
+    chunks = [chunk async for chunk in stream]
+    assert "".join(chunk.choices[0].text for chunk in chunks) == ANSWER
+    assert chunks[-1].choices[0].finish_reason == "stop"
+
+
+async def test_models(client: AsyncOpenAI) -> None:
+    assert [model.id async for model in client.models.list()] == ["tiny"]
+    assert (await client.models.retrieve("tiny")).owned_by == "pdserve"
+
+
+async def test_errors_have_the_classes_that_users_catch(client: AsyncOpenAI) -> None:
+    with pytest.raises(openai.NotFoundError, match="other"):
+        await client.chat.completions.create(model="other", messages=HELLO)
+    with pytest.raises(openai.BadRequestError) as caught:
+        await client.chat.completions.create(model="tiny", messages=HELLO, top_p=2)
+    assert caught.value.param == "top_p"
+    assert caught.value.type == "invalid_request_error"
+    with pytest.raises(openai.BadRequestError) as caught:
+        await client.chat.completions.create(model="tiny", messages=HELLO, max_tokens=5000)
+    assert caught.value.code == "context_length_exceeded"
+
+
+async def test_vllms_fields_go_through_extra_body(client: AsyncOpenAI) -> None:
+    answer = await client.completions.create(
+        model="tiny", prompt="Hi", extra_body={"top_k": 3, "return_token_ids": True}
+    )
+    assert answer.choices[0].to_dict()["token_ids"]
