@@ -63,9 +63,10 @@ def settle_top_p(
     tokens[alone] = logits.index_select(0, alone).argmax(1)
     rows = again = _indices(limits > 1)
     while True:
-        scores, weights, logits, limits = (
-            tensor.index_select(0, again) for tensor in (scores, weights, logits, limits)
-        )
+        if len(again) < len(limits):
+            scores, weights, logits, limits = (
+                tensor.index_select(0, again) for tensor in (scores, weights, logits, limits)
+            )
         before = _before_mask(logits, tokens[rows], ids)
         again = _indices((weights * before).sum(1, dtype=torch.float64) >= limits)
         if not again.numel():
