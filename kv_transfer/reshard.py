@@ -21,12 +21,7 @@ from pdserve.core.errors import HandshakeError
 from pdserve.core.kv_layout import DTYPE_BYTES, KvLayout
 
 SAME_MODEL = "serve the same model on both pools"
-CURES = {
-    "dtype": "set kv_cache.dtype (or model.dtype) alike on both pools",
-    "num_layers": SAME_MODEL,
-    "num_kv_heads": SAME_MODEL,
-    "head_size": SAME_MODEL,
-}
+SAME_DTYPE = "set kv_cache.dtype (or model.dtype) alike on both pools"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,8 +57,12 @@ class PieceGrid:
 
 def check_compatible(ours: KvLayout, theirs: KvLayout) -> None:
     """Raises HandshakeError, naming the field, where no resharding can bridge the difference."""
-    for field, cure in CURES.items():
-        here, there = getattr(ours, field), getattr(theirs, field)
+    for field, here, there, cure in (
+        ("dtype", ours.dtype, theirs.dtype, SAME_DTYPE),
+        ("num_layers", ours.num_layers, theirs.num_layers, SAME_MODEL),
+        ("num_kv_heads", ours.num_kv_heads, theirs.num_kv_heads, SAME_MODEL),
+        ("head_size", ours.head_size, theirs.head_size, SAME_MODEL),
+    ):
         if here != there:
             raise HandshakeError(field, ours=here, theirs=there, cure=cure)
 

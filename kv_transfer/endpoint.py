@@ -1,0 +1,176 @@
+"""A rank's KV endpoint: takes its front's commands, moves KV, and tells what came of it.
+
+    handle ──────> inbox ──> one thread: Sender, Receiver, one frame at a time ──> events
+    wire's threads ──> inbox
+
+One thread does all that reads or writes blocks or decides, so nothing here needs a lock and a rank
+has one KV operation at a time. Streams' threads only move messages. The outermost function is
+``_run``: an error of ours fails what is under way and the endpoint goes on.
+"""
+
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from queue import Empty, SimpleQueue
+from threading import Lock, Thread
+
+import torch
+
+from kv_transfer.commands import (
+    AcceptPeer,
+    CancelReceive,
+    CancelSend,
+    ClosePeer,
+    ConnectPeer,
+    ExpectHandoff,
+    KvCommand,
+    KvEvent,
+    PushTokens,
+)
+from kv_transfer.local_rank import LocalRank
+from kv_transfer.pieces import open_pieces
+from kv_transfer.receiver import Receiver
+from kv_transfer.sender import Sender
+from kv_transfer.transports.grpc_wire import GrpcWire
+from kv_transfer.transports.transport import LinkSetting, StreamEvent, StreamEvents, Turns, Wire
+from pdserve.core.clock import MonotonicClock
+from pdserve.core.config import KvTransferConfig
+from pdserve.core.errors import InternalError, LinkDownError
+from pdserve.core.kv_layout import KvLayout
+
+logger = logging.getLogger(__name__)
+
+MAX_TICK_S = 1.0
+LISTEN_LOCALLY = partial(GrpcWire, host="127.0.0.1")
+
+
+class _Stop:
+    """Ends the endpoint's thread."""
+
+
+Inbox = SimpleQueue[StreamEvent | KvCommand | _Stop]
+
+
+class KvEndpoint:
+    """``kv`` is the rank's cache ``[N, Hkv, L, 2, B, D]``, ``peer_id`` the own node's incarnation.
+
+    ``open_wire`` is given the queue of stream events; ``partial(GrpcWire, host=…, port_range=…)``
+    for another interface than this host's loopback. Raises InternalError if ``kv`` does not fit
+    ``layout``, ConfigError if no port can be bound.
+    """
+
+    def __init__(
+        self,
+        *,
+        kv: torch.Tensor,
+        layout: KvLayout,
+        rank: int,
+        peer_id: str,
+        config: KvTransferConfig,
+        open_wire: Callable[[StreamEvents], Wire] = LISTEN_LOCALLY,
+    ) -> None:
+        pieces = open_pieces(kv, layout)
+        clock = MonotonicClock()
+        self.events: SimpleQueue[KvEvent] = SimpleQueue()
+        self._inbox: Inbox = SimpleQueue()
+        stream_events: StreamEvents = self._inbox  # type: ignore[assignment]  # puts only
+        self._wire = open_wire(stream_events)
+        self.address = self._wire.address
+        local = LocalRank(
+            peer_id=peer_id,
+            rank=rank,
+            layout=layout,
+            pieces=pieces,
+            config=config,
+            clock=clock,
+            wire=self._wire,
+            links=LinkSetting(
+                events=stream_events,
+                clock=clock,
+                host=self._wire.host,
+                timeout_s=config.timeout_s,
+                device=kv.device,
+                turns=Turns(Lock(), Lock()),
+            ),
+            events=self.events,
+        )
+        self._clock = clock
+        self._sender = Sender(local)
+        self._receiver = Receiver(local)
+        self._tick_s = min(MAX_TICK_S, config.timeout_s / 8)
+        self._next_tick_s = clock.now_s() + self._tick_s
+        self._thread = Thread(target=self._run, name=f"kv-endpoint-{rank}", daemon=True)
+        self._thread.start()
+
+    def handle(self, command: KvCommand) -> None:
+        """Returns at once; what comes of it appears in ``events``."""
+        self._inbox.put(command)
+
+    def close(self) -> None:
+        """Drop all links and end all threads."""
+        self._inbox.put(_Stop())
+        self._thread.join()
+        self._wire.close()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                if not self._turn():
+                    return
+            except Exception as error:
+                logger.exception("KV endpoint: everything under way fails")
+                self._fail_all(InternalError(f"KV endpoint: {error!r}"))
+
+    def _turn(self) -> bool:
+        """Send a frame if one may be sent, else wait; take in all that came. False at the end."""
+        wait_s = 0.0 if self._sender.send_next() else self._next_tick_s - self._clock.now_s()
+        with suppress(Empty):
+            item = self._inbox.get(timeout=max(0.0, wait_s))
+            for _ in range(self._inbox.qsize()):
+                if not self._dispatch(item):
+                    return False
+                item = self._inbox.get_nowait()
+            if not self._dispatch(item):
+                return False
+        now_s = self._clock.now_s()
+        if now_s >= self._next_tick_s:  # all that had come is taken in: nobody is late unheard
+            self._next_tick_s = now_s + self._tick_s
+            self._sender.tend(now_s)
+            self._receiver.tend(now_s)
+        return True
+
+    def _dispatch(self, item: StreamEvent | KvCommand | _Stop) -> bool:
+        match item:
+            case _Stop():
+                self._fail_all(LinkDownError("the endpoint is closed"))
+                return False
+            case PushTokens():
+                self._sender.push(item)
+            case ExpectHandoff():
+                self._receiver.expect(item)
+            case CancelSend():
+                self._sender.cancel(item)
+            case CancelReceive():
+                self._receiver.cancel(item)
+            case ConnectPeer() | AcceptPeer() | ClosePeer():
+                self._on_peer(item)
+            case event:
+                owner = self._sender if event.stream.is_dialled else self._receiver
+                owner.on(event)
+        return True
+
+    def _on_peer(self, command: ConnectPeer | AcceptPeer | ClosePeer) -> None:
+        match command:
+            case ConnectPeer(peer=peer):
+                self._sender.connect(peer)
+            case AcceptPeer(peer=peer):
+                self._receiver.accept(peer)
+            case ClosePeer(peer_id=peer_id):
+                closed = LinkDownError(f"this node has closed its links with {peer_id}")
+                self._sender.close_peer(peer_id, closed)
+                self._receiver.close_peer(peer_id, closed)
+
+    def _fail_all(self, error: InternalError | LinkDownError) -> None:
+        self._sender.close_all(error)
+        self._receiver.close_all(error)

@@ -1,0 +1,295 @@
+"""The receiving side of a rank's endpoint: welcome peers, their links, handoffs on the way in.
+
+Runs in the endpoint's one thread, so a block is written only inside ``_take``: what is cancelled
+between two calls is drained, and its later frames are rejected. Frames that come before their
+ExpectHandoff are held for a while, at most a window of them on each link.
+"""
+
+import logging
+from dataclasses import dataclass, field
+
+from kv_transfer.commands import (
+    CancelReceive,
+    ExpectHandoff,
+    HandoffReceived,
+    Peer,
+    PeerConnected,
+    PeerLost,
+    ReceiveDrained,
+)
+from kv_transfer.frame_queue import LinkId
+from kv_transfer.held_frames import Held, HeldFrames
+from kv_transfer.inbound import InboundLink
+from kv_transfer.incoming import Incoming
+from kv_transfer.lobby import Lobby
+from kv_transfer.local_rank import MAX_WINDOW, LocalRank, check_hello
+from kv_transfer.messages import Frame, Heartbeat, Hello, Message
+from kv_transfer.pieces import Payload
+from kv_transfer.reshard import (
+    HeadSlice,
+    PieceGrid,
+    cell_bytes,
+    check_compatible,
+    exchange_unit,
+    head_slices,
+)
+from kv_transfer.settled import Settled, failure
+from kv_transfer.transports.load import load_link
+from kv_transfer.transports.transport import Arrived, Closed, Opened, Stream, StreamEvent
+from pdserve.core.errors import (
+    ConfigError,
+    HandshakeError,
+    LinkDownError,
+    PdserveError,
+    TransferError,
+    TransferTimeoutError,
+)
+from pdserve.core.request import HandoffId
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Peer:
+    """A welcome peer. It stays welcome when its links are lost."""
+
+    peer: Peer
+    unit: int
+    slices: dict[int, HeadSlice]  # by sender rank
+    links: dict[LinkId, InboundLink] = field(default_factory=dict)
+
+
+class Receiver:
+    """Owns the links that others dialled and the handoffs that this rank receives."""
+
+    def __init__(self, local: LocalRank) -> None:
+        self._local = local
+        self._lobby = Lobby(patience_s=local.patience_s)
+        self._peers: dict[str, _Peer] = {}
+        self._links: dict[LinkId, InboundLink] = {}
+        self._link_of: dict[Stream, LinkId] = {}
+        self._handoffs: dict[HandoffId, Incoming] = {}
+        self._held = HeldFrames(window=MAX_WINDOW, patience_s=local.patience_s)
+        self._settled = Settled()
+
+    def accept(self, peer: Peer) -> None:
+        """Links from this peer are welcome. Said again with the same facts, it changes nothing."""
+        known = self._peers.get(peer.peer_id)
+        if known is not None and known.peer == peer:
+            return
+        self.close_peer(peer.peer_id, LinkDownError("the peer is being accepted anew"))
+        layout = self._local.layout
+        try:
+            check_compatible(layout, peer.layout)
+            load_link(peer.transport)
+        except (HandshakeError, ConfigError) as error:
+            self._local.events.put(PeerLost(peer_id=peer.peer_id, reason=str(error)))
+            return
+        slices = {
+            part.sender_rank: part
+            for part in head_slices(peer.layout, layout)
+            if part.receiver_rank == self._local.rank
+        }
+        self._peers[peer.peer_id] = _Peer(peer, exchange_unit(peer.layout, layout), slices)
+        self._welcome(peer.peer_id)
+
+    def close_peer(self, peer_id: str, error: PdserveError) -> None:
+        """Drop the links with a peer, which is not welcome any more; its handoffs fail."""
+        self._drop_links(peer_id, error)
+        self._peers.pop(peer_id, None)
+
+    def close_all(self, error: PdserveError) -> None:
+        for peer_id in list(self._peers):
+            self._lose(peer_id, error)
+        self._lobby.close()
+
+    def expect(self, expected: ExpectHandoff) -> None:
+        """A handoff will come, or has begun to."""
+        try:
+            incoming = self._begin(expected)
+        except TransferError as error:
+            self._fail(expected.handoff, error)
+            return
+        self._settle_if_done(incoming)
+        for held in self._held.take(expected.handoff):
+            self._take(self._links[held.link_id], held.frame, held.payload)
+
+    def cancel(self, cancel: CancelReceive) -> None:
+        """No block is written outside ``_take``: it is drained at once, known or not."""
+        self._forget(cancel.handoff, "was cancelled by the receiver's front")
+        self._local.events.put(ReceiveDrained(handoff=cancel.handoff))
+
+    def on(self, event: StreamEvent) -> None:
+        """Something happened on a stream that another rank dialled."""
+        link_id = self._link_of.get(event.stream)
+        if link_id is None:
+            self._on_guest(event)
+            return
+        if isinstance(event, Closed):
+            self._lose(link_id.peer_id, event.error)
+            return
+        assert not isinstance(event, Opened)
+        inbound = self._links[link_id]
+        inbound.heard()
+        try:
+            if (message := inbound.link.on(event)) is not None:
+                self._on_message(inbound, message)
+        except TransferError as error:
+            self._lose(link_id.peer_id, error)
+
+    def tend(self, now_s: float) -> None:
+        """Deadlines; called now and then."""
+        self._lobby.tend(now_s)
+        for link_id, inbound in list(self._links.items()):
+            if self._links.get(link_id) is not inbound:
+                continue  # lost with another link of its peer
+            try:
+                inbound.check(now_s)
+            except TransferError as error:
+                self._lose(link_id.peer_id, error)
+        for handoff in self._held.overdue(now_s):
+            problem = f"was not expected here within {self._local.patience_s} s"
+            self._forget(handoff, problem, error=TransferTimeoutError)
+
+    def _on_guest(self, event: StreamEvent) -> None:
+        match event:
+            case Opened(stream=stream):
+                self._lobby.open(stream, self._local.clock.now_s())
+            case Closed(stream=stream):
+                self._lobby.drop(stream)
+            case Arrived(stream=stream, message=message):
+                self._lobby.greet(stream, message)
+                if isinstance(message.body, Hello):
+                    self._welcome(message.body.peer_id)
+
+    def _welcome(self, peer_id: str) -> None:
+        """Turn the streams of this peer's ranks into links, if the peer is welcome."""
+        known = self._peers.get(peer_id)
+        if known is None:
+            return
+        for stream, hello in self._lobby.waiting(peer_id):
+            try:
+                check_hello(known.peer, hello)
+                if hello.rank not in known.slices:
+                    raise LinkDownError(f"rank {hello.rank} has nothing to send to this rank")
+            except (HandshakeError, LinkDownError) as error:
+                logger.warning("rank %d refuses %s: %s", self._local.rank, peer_id, error)
+                self._lobby.refuse(stream, error)
+                continue
+            self._admit(known, stream, LinkId(peer_id, hello.rank))
+
+    def _admit(self, known: _Peer, stream: Stream, link_id: LinkId) -> None:
+        if link_id in self._links:  # the sender knows before us that the old one is dead
+            self._lose(link_id.peer_id, LinkDownError("replaced by a newer link"))
+        self._lobby.admit(stream)
+        transport = known.peer.transport
+        link = load_link(transport)(stream, self._local.links)
+        inbound = InboundLink(link, link_id, transport, self._local)
+        known.links[link_id] = self._links[link_id] = inbound
+        self._link_of[stream] = link_id
+
+    def _on_message(self, inbound: InboundLink, message: Message) -> None:
+        if not inbound.is_up:
+            if inbound.shake_hands(message):
+                self._report_if_up(inbound.link_id.peer_id)
+            return
+        match message.body:
+            case Heartbeat():
+                inbound.answer_heartbeat()
+            case Frame() as frame:
+                self._take(inbound, frame, message.payload)
+            case body:
+                raise LinkDownError(f"unexpected {type(body).__name__} on a link that is up")
+
+    def _report_if_up(self, peer_id: str) -> None:
+        known = self._peers[peer_id]
+        if len(known.links) == len(known.slices) and all(x.is_up for x in known.links.values()):
+            self._local.events.put(PeerConnected(peer_id=peer_id))
+            logger.info("rank %d: %d KV links from %s", self._local.rank, len(known.links), peer_id)
+
+    def _begin(self, expected: ExpectHandoff) -> Incoming:
+        known = self._peers.get(expected.peer_id)
+        if known is None:
+            raise LinkDownError(f"{expected.peer_id} is no peer of this rank")
+        if expected.handoff in self._handoffs:
+            raise TransferError("the handoff was expected twice")
+        if (end := self._settled.end_of(expected.handoff)) is not None:
+            raise TransferError(f"the handoff {end}")
+        layout = self._local.layout
+        incoming = Incoming(
+            expected,
+            known.slices,
+            grid=PieceGrid(known.unit, layout.block_size),
+            cell_bytes=cell_bytes(layout, known.unit),
+            num_blocks=self._local.pieces.num_blocks,
+        )
+        self._handoffs[expected.handoff] = incoming
+        return incoming
+
+    def _take(self, inbound: InboundLink, frame: Frame, payload: Payload | None) -> None:
+        """Write a frame into the blocks of its handoff, hold it, or reject it."""
+        incoming = self._handoffs.get(frame.handoff)
+        if incoming is None:
+            self._hold_or_reject(inbound, frame, payload)
+            return
+        peer_id, sender_rank = inbound.link_id
+        if incoming.peer_id != peer_id:
+            inbound.reject(frame.seq, TransferError("the handoff is expected from another node"))
+            return
+        try:
+            heads = incoming.check(sender_rank, frame, payload)
+        except TransferError as error:
+            inbound.reject(frame.seq, error)
+            self._fail(frame.handoff, error)
+            return
+        assert payload is not None
+        self._local.pieces.scatter(
+            payload, incoming.blocks, frame.pieces, heads, unit=incoming.unit
+        )
+        incoming.received(sender_rank, frame)
+        inbound.deliver(frame.seq)
+        self._settle_if_done(incoming)
+
+    def _hold_or_reject(self, inbound: InboundLink, frame: Frame, payload: Payload | None) -> None:
+        if (end := self._settled.end_of(frame.handoff)) is not None:
+            inbound.reject(frame.seq, TransferError(f"the handoff {end}"))
+        elif not self._held.hold(Held(inbound.link_id, frame, payload, self._local.clock.now_s())):
+            problem = "too many frames of handoffs that are not expected here"
+            inbound.reject(frame.seq, TransferError(problem))
+
+    def _settle_if_done(self, incoming: Incoming) -> None:
+        if incoming.is_complete:
+            self._forget(incoming.handoff, "was received")
+            num_bytes = incoming.num_bytes
+            self._local.events.put(HandoffReceived(handoff=incoming.handoff, num_bytes=num_bytes))
+
+    def _fail(self, handoff: HandoffId, error: PdserveError) -> None:
+        self._forget(handoff, f"failed: {error}")
+        self._local.events.put(failure(handoff, error))
+
+    def _forget(
+        self, handoff: HandoffId, end: str, error: type[TransferError] = TransferError
+    ) -> None:
+        """The handoff is over; frames of it that are held are rejected."""
+        self._handoffs.pop(handoff, None)
+        self._settled.add(handoff, end)
+        for held in self._held.take(handoff):
+            self._links[held.link_id].reject(held.frame.seq, error(f"the handoff {end}"))
+
+    def _lose(self, peer_id: str, error: PdserveError) -> None:
+        logger.warning("rank %d lost its KV links from %s: %s", self._local.rank, peer_id, error)
+        self._local.events.put(PeerLost(peer_id=peer_id, reason=str(error)))
+        self._drop_links(peer_id, error)
+
+    def _drop_links(self, peer_id: str, error: PdserveError) -> None:
+        """Close the links with a peer; its handoffs fail with ``error``."""
+        if (known := self._peers.get(peer_id)) is None:
+            return
+        for link_id, inbound in known.links.items():
+            del self._links[link_id]
+            inbound.link.close()
+        known.links.clear()
+        self._link_of = {s: link for s, link in self._link_of.items() if link in self._links}
+        self._held.keep_only(self._links)
+        for incoming in [h for h in self._handoffs.values() if h.peer_id == peer_id]:
+            self._fail(incoming.handoff, error)

@@ -1,0 +1,246 @@
+"""The sending side of a rank's endpoint: peers to send to, their links, handoffs on the way out.
+
+Runs in the endpoint's one thread, so a block is read only inside ``send_next``: what is cancelled
+between two calls is drained. Frames of all handoffs share the links in the order of ``FrameQueue``.
+"""
+
+import logging
+from dataclasses import dataclass
+
+from kv_transfer.commands import (
+    CancelSend,
+    HandoffFailed,
+    HandoffSent,
+    Peer,
+    PeerConnected,
+    PeerLost,
+    PushTokens,
+    SendDrained,
+)
+from kv_transfer.frame_queue import Flow, FrameQueue, LinkId
+from kv_transfer.local_rank import LocalRank
+from kv_transfer.messages import Delivered, Heartbeat, Message, Rejected
+from kv_transfer.outbound import OutboundLink
+from kv_transfer.outgoing import FrameCutter, Outgoing
+from kv_transfer.reshard import (
+    PieceGrid,
+    cell_bytes,
+    check_compatible,
+    exchange_unit,
+    head_slices,
+)
+from kv_transfer.settled import Settled, failure
+from kv_transfer.transports.load import load_link
+from kv_transfer.transports.transport import Closed, Opened, Stream, StreamEvent
+from pdserve.core.errors import (
+    ConfigError,
+    HandshakeError,
+    LinkDownError,
+    PdserveError,
+    TransferError,
+)
+from pdserve.core.request import HandoffId
+
+logger = logging.getLogger(__name__)
+
+PATIENCE_S = 0.5  # short handoffs overtake one that has waited less
+
+
+@dataclass(slots=True)
+class _Peer:
+    """A peer that we send to. ``links`` are empty where other ranks serve all of its heads."""
+
+    peer: Peer
+    unit: int
+    links: dict[LinkId, OutboundLink]
+
+
+class Sender:
+    """Owns the links that this rank dialled and the handoffs that it sends."""
+
+    def __init__(self, local: LocalRank) -> None:
+        self._local = local
+        self._peers: dict[str, _Peer] = {}
+        self._links: dict[LinkId, OutboundLink] = {}
+        self._link_of: dict[Stream, LinkId] = {}
+        self._handoffs: dict[HandoffId, Outgoing] = {}
+        self._settled = Settled()
+        self._queue = FrameQueue(local.clock, patience_s=PATIENCE_S)
+
+    def connect(self, peer: Peer) -> None:
+        """Make the links to a peer; those that there are already are dropped."""
+        self.close_peer(peer.peer_id, LinkDownError("the peer is being connected anew"))
+        try:
+            self._peers[peer.peer_id] = self._dial(peer)
+        except (HandshakeError, ConfigError) as error:
+            self._local.events.put(PeerLost(peer_id=peer.peer_id, reason=str(error)))
+            return
+        self._report_if_up(peer.peer_id)
+
+    def close_peer(self, peer_id: str, error: PdserveError) -> None:
+        """Drop the links with a peer; its handoffs fail with ``error``."""
+        connected = self._peers.pop(peer_id, None)
+        if connected is None:
+            return
+        for link_id, outbound in connected.links.items():
+            del self._links[link_id]
+            outbound.link.close()
+        self._link_of = {s: link for s, link in self._link_of.items() if link in self._links}
+        for outgoing in [o for o in self._handoffs.values() if o.peer_id == peer_id]:
+            self._fail(outgoing.handoff, error)
+
+    def close_all(self, error: PdserveError) -> None:
+        for peer_id in list(self._peers):
+            self._lose(peer_id, error)
+
+    def push(self, push: PushTokens) -> None:
+        """More of a handoff is computed. What comes for a settled handoff is late and ignored."""
+        if self._settled.end_of(push.handoff) is not None:
+            return
+        try:
+            outgoing = self._handoffs.get(push.handoff) or self._begin(push)
+            fresh = outgoing.push(push, num_blocks=self._local.pieces.num_blocks)
+        except TransferError as error:
+            self._fail(push.handoff, error)
+            return
+        for link_id, num_bytes in fresh.items():
+            self._queue.add(Flow(push.handoff, link_id), num_bytes)
+        self._settle_if_done(outgoing)
+
+    def cancel(self, cancel: CancelSend) -> None:
+        """No block is read outside ``send_next``: it is drained at once, known or not."""
+        self._forget(cancel.handoff, "was cancelled by its front")
+        self._local.events.put(SendDrained(handoff=cancel.handoff))
+
+    def on(self, event: StreamEvent) -> None:
+        """Something happened on a stream that this rank dialled."""
+        link_id = self._link_of.get(event.stream)
+        if link_id is None or isinstance(event, Opened):
+            return  # news of a link that was dropped
+        if isinstance(event, Closed):
+            self._lose(link_id.peer_id, event.error)
+            return
+        outbound = self._links[link_id]
+        outbound.heard()
+        try:
+            if (message := outbound.link.on(event)) is not None:
+                self._on_message(outbound, message)
+        except (TransferError, HandshakeError) as error:
+            self._lose(link_id.peer_id, error)
+
+    def send_next(self) -> bool:
+        """Send one frame, if there is one and its link has room. True if one was sent."""
+        has_room = {link_id for link_id, outbound in self._links.items() if outbound.has_room}
+        flow = self._queue.choose(has_room) if has_room else None
+        if flow is None:
+            return False
+        outgoing, outbound = self._handoffs[flow.handoff], self._links[flow.link]
+        pieces, heads = outgoing.next_frame(flow.link)
+        first = outbound.heads.start
+        payload = self._local.pieces.gather(
+            outgoing.blocks,
+            pieces,
+            range(first + heads.start, first + heads.stop),
+            unit=outgoing.unit,
+        )
+        self._queue.sent(flow, outbound.send_frame(flow.handoff, pieces, heads, payload))
+        return True
+
+    def tend(self, now_s: float) -> None:
+        """Heartbeats and deadlines; called now and then."""
+        for link_id, outbound in list(self._links.items()):
+            if self._links.get(link_id) is not outbound:
+                continue  # lost with another link of its peer
+            try:
+                outbound.check(now_s)
+            except TransferError as error:
+                self._lose(link_id.peer_id, error)
+
+    def _dial(self, peer: Peer) -> _Peer:
+        local = self._local
+        check_compatible(local.layout, peer.layout)
+        if len(peer.addresses) != peer.layout.tp_size:
+            raise HandshakeError(
+                "addresses",
+                ours=peer.layout.tp_size,
+                theirs=len(peer.addresses),
+                cure="every rank of the peer needs an address",
+            )
+        make_link = load_link(peer.transport)
+        dialled = _Peer(peer, exchange_unit(local.layout, peer.layout), {})
+        for part in head_slices(local.layout, peer.layout):
+            if part.sender_rank != local.rank:
+                continue
+            stream = local.wire.connect(peer.addresses[part.receiver_rank])
+            link_id = LinkId(peer.peer_id, part.receiver_rank)
+            link = make_link(stream, local.links)
+            outbound = OutboundLink(link, link_id, part.sender_heads, local)
+            dialled.links[link_id] = self._links[link_id] = outbound
+            self._link_of[stream] = link_id
+            outbound.greet(peer)
+        return dialled
+
+    def _on_message(self, outbound: OutboundLink, message: Message) -> None:
+        peer_id = outbound.link_id.peer_id
+        if not outbound.is_up:
+            if outbound.shake_hands(self._peers[peer_id].peer, message):
+                self._report_if_up(peer_id)
+            return
+        match message.body:
+            case Heartbeat():
+                pass
+            case Delivered(seq=seq):
+                frame = outbound.answered(seq)
+                if (outgoing := self._handoffs.get(frame.handoff)) is not None:
+                    outgoing.delivered(frame.num_bytes)
+                    self._settle_if_done(outgoing)
+            case Rejected(seq=seq, kind=kind, message=text):
+                self._reject(outbound.answered(seq).handoff, kind, text)
+            case body:
+                raise LinkDownError(f"unexpected {type(body).__name__} on a link that is up")
+
+    def _report_if_up(self, peer_id: str) -> None:
+        links = self._peers[peer_id].links
+        if all(outbound.is_up for outbound in links.values()):
+            self._local.events.put(PeerConnected(peer_id=peer_id))
+            logger.info("rank %d: %d KV links to %s", self._local.rank, len(links), peer_id)
+
+    def _begin(self, first: PushTokens) -> Outgoing:
+        connected = self._peers.get(first.peer_id)
+        if connected is None:
+            raise LinkDownError(f"there are no links with {first.peer_id}")
+        unit, layout = connected.unit, self._local.layout
+        outgoing = Outgoing(
+            first,
+            {link_id: len(outbound.heads) for link_id, outbound in connected.links.items()},
+            grid=PieceGrid(unit, layout.block_size),
+            cutter=FrameCutter(cell_bytes(layout, unit), self._local.config.frame_bytes),
+        )
+        self._handoffs[first.handoff] = outgoing
+        return outgoing
+
+    def _settle_if_done(self, outgoing: Outgoing) -> None:
+        if outgoing.is_done:
+            self._forget(outgoing.handoff, "was sent")
+            num_bytes = outgoing.num_bytes_delivered
+            self._local.events.put(HandoffSent(handoff=outgoing.handoff, num_bytes=num_bytes))
+
+    def _reject(self, handoff: HandoffId, kind: str, text: str) -> None:
+        if handoff in self._handoffs:
+            self._forget(handoff, f"failed: {text}")
+            event = HandoffFailed(handoff=handoff, kind=kind, message=text)
+            self._local.events.put(event)
+
+    def _fail(self, handoff: HandoffId, error: PdserveError) -> None:
+        self._forget(handoff, f"failed: {error}")
+        self._local.events.put(failure(handoff, error))
+
+    def _forget(self, handoff: HandoffId, end: str) -> None:
+        self._handoffs.pop(handoff, None)
+        self._queue.remove(handoff)
+        self._settled.add(handoff, end)
+
+    def _lose(self, peer_id: str, error: PdserveError) -> None:
+        logger.warning("rank %d lost its KV links to %s: %s", self._local.rank, peer_id, error)
+        self._local.events.put(PeerLost(peer_id=peer_id, reason=str(error)))
+        self.close_peer(peer_id, error)

@@ -1,0 +1,148 @@
+"""A wire over gRPC: one bidirectional call per stream, each on a channel of its own.
+
+    endpoint's thread                 threads of a stream
+      send ── encode ──> queue ──> gRPC's writer of the call (dialled) | kv-write (accepted)
+      events <── Arrived, Closed ────────── decode <── kv-read
+
+Owns server, channels and threads of one endpoint. Messages are bytes for gRPC; reading and writing
+wait outside the GIL. Deadlines and heartbeats are the endpoint's business: gRPC's own keepalive
+earns a GOAWAY when it is frequent enough to be of use.
+"""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
+from threading import Lock, Thread
+from typing import cast
+
+import grpc
+
+from kv_transfer.messages import Message
+from kv_transfer.transports.codec import decode, encode
+from kv_transfer.transports.transport import Arrived, Closed, Opened, Stream, StreamEvents
+from pdserve.core.errors import ConfigError, LinkDownError
+from pdserve.rpc.v1.kv_transfer_pb2 import DESCRIPTOR
+
+SERVICE = DESCRIPTOR.services_by_name["KvTransfer"].full_name
+MAX_STREAMS = 256  # each accepted stream holds a thread while it lives
+STOP_TIMEOUT_S = 5.0
+MAX_MESSAGE_BYTES = 64 << 20
+OPTIONS = (
+    ("grpc.use_local_subchannel_pool", 1),  # else channels to one address share one connection
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.so_reuseport", 0),  # else two ranks could be given the same port
+)
+
+
+class GrpcStream:
+    """One end of a call. ``cancel`` ends the call at once, whatever it is doing."""
+
+    def __init__(self, *, is_dialled: bool) -> None:
+        self.is_dialled = is_dialled
+        self.cancel: Callable[[], object] | None = None
+        self._outgoing: SimpleQueue[bytes | None] = SimpleQueue()
+
+    def send(self, message: Message) -> None:
+        self._outgoing.put(encode(message))
+
+    def close(self) -> None:
+        cancel, self.cancel = self.cancel, None
+        if cancel is not None:
+            self._outgoing.put(None)
+            cancel()
+
+    def outgoing(self) -> Iterator[bytes]:
+        """What gRPC is to write, until the stream is closed."""
+        return iter(cast("Callable[[], bytes]", self._outgoing.get), None)
+
+
+class GrpcWire:
+    """``host`` is bound and told to others; ``port_range`` is inclusive, None lets the system pick.
+
+    Raises ConfigError if no port of the range can be bound.
+    """
+
+    def __init__(
+        self, events: StreamEvents, *, host: str, port_range: tuple[int, int] | None = None
+    ) -> None:
+        self._events = events
+        self._lock = Lock()
+        self._streams: dict[GrpcStream, Thread] = {}  # with their readers
+        self._writers = ThreadPoolExecutor(MAX_STREAMS, thread_name_prefix="kv-write")
+        self._server = grpc.server(
+            self._writers, options=OPTIONS, maximum_concurrent_rpcs=MAX_STREAMS
+        )
+        handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(
+            self._accept
+        )
+        self._server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(SERVICE, {"Link": handler}),)
+        )
+        self.host = host
+        self.address = f"{host}:{self._bind(host, port_range)}"
+        self._server.start()
+
+    def connect(self, address: str) -> Stream:
+        channel = grpc.insecure_channel(address, options=OPTIONS)
+        stream = GrpcStream(is_dialled=True)
+        link: grpc.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(
+            f"/{SERVICE}/Link"
+        )
+        call = link(stream.outgoing())
+        stream.cancel = channel.close  # and with it the call
+        self._start_reading(stream, call)
+        return stream
+
+    def close(self) -> None:
+        with self._lock:
+            streams = dict(self._streams)
+        for stream in streams:
+            stream.close()
+        self._server.stop(None).wait(STOP_TIMEOUT_S)
+        for reader in streams.values():
+            reader.join(STOP_TIMEOUT_S)
+        self._writers.shutdown()
+
+    def _bind(self, host: str, port_range: tuple[int, int] | None) -> int:
+        low, high = port_range or (0, 0)
+        for port in range(low, high + 1):
+            try:
+                return self._server.add_insecure_port(f"{host}:{port}")
+            except RuntimeError:  # taken
+                continue
+        where = "a free port" if port_range is None else f"a port of {low} to {high}"
+        raise ConfigError(f"network: KV transfer can not bind {where} on {host}")
+
+    def _accept(self, incoming: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        stream = GrpcStream(is_dialled=False)
+        stream.cancel = context.cancel
+        self._events.put(Opened(stream))
+        self._start_reading(stream, incoming)
+        return stream.outgoing()
+
+    def _start_reading(self, stream: GrpcStream, incoming: Iterator[bytes]) -> None:
+        reader = Thread(target=self._read, args=(stream, incoming), name="kv-read", daemon=True)
+        with self._lock:
+            self._streams[stream] = reader
+        reader.start()
+
+    def _read(self, stream: GrpcStream, incoming: Iterator[bytes]) -> None:
+        error = LinkDownError("the other side ended the stream")
+        try:
+            for raw in incoming:
+                self._events.put(Arrived(stream, decode(raw)))
+        except grpc.RpcError as lost:
+            error = LinkDownError(_describe(lost))
+        except LinkDownError as malformed:
+            error = malformed
+        stream.close()
+        with self._lock:
+            del self._streams[stream]
+        self._events.put(Closed(stream, error))
+
+
+def _describe(error: object) -> str:
+    if isinstance(error, grpc.Call):  # on the dialled side; the other one is told nothing
+        return f"connection lost: {error.code().name}: {error.details()}"
+    return "connection lost"

@@ -1,0 +1,34 @@
+"""A link whose payloads travel inside the messages."""
+
+from kv_transfer.messages import Message
+from kv_transfer.transports.transport import (
+    Arrived,
+    LinkSetting,
+    PairMet,
+    PayloadCame,
+    Stream,
+)
+from pdserve.core.errors import LinkDownError
+
+
+class InlineLink:
+    """Leaves everything to the stream."""
+
+    is_on_device = False
+
+    def __init__(self, stream: Stream, setting: LinkSetting) -> None:
+        self._stream = stream
+
+    def send(self, message: Message) -> None:
+        self._stream.send(message)
+
+    def on(self, event: Arrived | PairMet | PayloadCame) -> Message | None:
+        if not isinstance(event, Arrived) or event.message.announced is not None:
+            raise LinkDownError("a payload out of band on a link that carries them inside")
+        return event.message
+
+    def check(self, now_s: float) -> None:
+        """Nothing is under way here that could be overdue."""
+
+    def close(self) -> None:
+        self._stream.close()

@@ -1,0 +1,140 @@
+"""A process group of two ranks, made at run time, and the one thread that posts to it and waits.
+
+Owns group and thread of one link; knows no messages but the offer of where to meet and the word
+that a send is posted. What comes of it goes into the endpoint's queue. The endpoint's thread
+watches the deadline and aborts: a call that waits for a dead rank may not return by itself.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from queue import SimpleQueue
+from threading import Lock, Thread
+from typing import Protocol
+
+import torch
+from torch._C._distributed_c10d import Store, TCPStore
+
+from kv_transfer.messages import Message, PairOffer, Posting
+from kv_transfer.transports.transport import Closed, LinkSetting, PairMet, PayloadCame, Stream
+from pdserve.core.errors import LinkDownError, TransferTimeoutError
+
+RECEIVER, SENDER = 0, 1  # ranks of the pair; "receiver" is the side that did not dial
+
+
+class Group(Protocol):
+    """A process group of two. Calls return when the bytes have gone, or raise RuntimeError."""
+
+    def send(self, data: torch.Tensor, other: int) -> None: ...
+
+    def receive(self, data: torch.Tensor, other: int) -> None: ...
+
+    def abort(self) -> None:
+        """From another thread: end what is under way."""
+
+
+MakeGroup = Callable[[Store, int, LinkSetting], Group]
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    parcel: int
+    data: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Receive:
+    parcel: int
+    data: torch.Tensor
+
+
+class Pair:
+    """The process group of one link and the thread that uses it."""
+
+    def __init__(self, stream: Stream, setting: LinkSetting, make_group: MakeGroup) -> None:
+        self._stream = stream
+        self._setting = setting
+        self._make_group = make_group
+        self._jobs: SimpleQueue[Send | Receive | None] = SimpleQueue()
+        self._busy_since_s: float | None = None
+        self._group: Group | None = None
+        self._lock = Lock()  # between the group's making and an abort
+        self._is_closed = False
+        self._thread: Thread | None = None
+
+    def host(self) -> None:
+        """Open a store, offer it to the other side and wait there."""
+        self._start(None)
+
+    def join(self, offer: PairOffer) -> None:
+        """Meet the other side at its store."""
+        self._start(offer)
+
+    def do(self, job: Send | Receive) -> None:
+        self._jobs.put(job)
+
+    def check(self, now_s: float) -> None:
+        """Raises TransferTimeoutError if an operation is overdue."""
+        since_s, timeout_s = self._busy_since_s, self._setting.timeout_s
+        if since_s is not None and now_s - since_s > timeout_s:
+            raise TransferTimeoutError(f"a process group was busy for more than {timeout_s} s")
+
+    def close(self) -> None:
+        """Abort what is under way. The thread ends by itself, at the latest at its own timeout."""
+        self._jobs.put(None)
+        with self._lock:
+            self._is_closed = True
+            if self._group is not None:
+                self._group.abort()
+
+    def _start(self, offer: PairOffer | None) -> None:
+        assert self._thread is None, "a pair meets once"
+        self._thread = Thread(target=self._run, args=(offer,), name="kv-pair", daemon=True)
+        self._thread.start()
+
+    def _run(self, offer: PairOffer | None) -> None:
+        try:
+            with self._busy():
+                store = self._open_store(offer)
+                rank = RECEIVER if offer is None else SENDER
+                group = self._make_group(store, rank, self._setting)
+            with self._lock:
+                self._group = group
+                if self._is_closed:
+                    return
+            self._setting.events.put(PairMet(self._stream))
+            while (job := self._jobs.get()) is not None:
+                self._move(group, SENDER if rank == RECEIVER else RECEIVER, job)
+        except RuntimeError as error:  # whatever torch.distributed fails with
+            self._setting.events.put(Closed(self._stream, LinkDownError(f"process group: {error}")))
+
+    def _open_store(self, offer: PairOffer | None) -> Store:
+        host = self._setting.host if offer is None else offer.host
+        store = TCPStore(
+            host,
+            0 if offer is None else offer.port,
+            2,
+            is_master=offer is None,
+            timeout=timedelta(seconds=self._setting.timeout_s),
+            wait_for_workers=False,
+        )
+        if offer is None:
+            self._stream.send(Message(PairOffer(host, store.port)))
+        return store
+
+    def _move(self, group: Group, other: int, job: Send | Receive) -> None:
+        if isinstance(job, Send):
+            with self._setting.turns.sending, self._busy():
+                self._stream.send(Message(Posting(job.parcel)))
+                group.send(job.data, other)
+        else:
+            with self._setting.turns.receiving, self._busy():
+                group.receive(job.data, other)
+            self._setting.events.put(PayloadCame(self._stream, job.parcel))
+
+    @contextmanager
+    def _busy(self) -> Iterator[None]:
+        self._busy_since_s = self._setting.clock.now_s()
+        yield
+        self._busy_since_s = None

@@ -1,0 +1,77 @@
+"""The process groups that links use: gloo between host memories, nccl from GPU to GPU.
+
+nccl: the environment of the process must hold TORCH_NCCL_ASYNC_ERROR_HANDLING=0 (or 2) and have
+torch's heartbeat monitor off, or its watchdog ends the process when a peer dies.
+"""
+
+from datetime import timedelta
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import Store
+
+from kv_transfer.transports.pair_link import PairLink
+from kv_transfer.transports.transport import LinkSetting, Stream
+
+
+class _TorchGroup(Protocol):
+    """What is used of a torch process group; torch's own stubs leave it out."""
+
+    def send(self, tensors: list[torch.Tensor], peer: int, tag: int) -> dist.Work: ...
+
+    def recv(self, tensors: list[torch.Tensor], peer: int, tag: int) -> dist.Work: ...
+
+    def abort(self) -> None: ...
+
+
+_C10D: Any = dist  # and what its backends can do
+
+
+class _GlooGroup:
+    def __init__(self, store: Store, rank: int, setting: LinkSetting) -> None:
+        options = _C10D.ProcessGroupGloo._Options()
+        options._devices = [_C10D.ProcessGroupGloo.create_device(hostname=setting.host)]
+        options._timeout = timedelta(seconds=2 * setting.timeout_s)  # the endpoint's comes first
+        self._group: _TorchGroup = _C10D.ProcessGroupGloo(store, rank, 2, options)
+
+    def send(self, data: torch.Tensor, other: int) -> None:
+        self._group.send([data], other, 0).wait()
+
+    def receive(self, data: torch.Tensor, other: int) -> None:
+        self._group.recv([data], other, 0).wait()
+
+    def abort(self) -> None:
+        self._group.abort()
+
+
+class _NcclGroup:
+    def __init__(self, store: Store, rank: int, setting: LinkSetting) -> None:
+        torch.cuda.set_device(setting.device)  # of this thread, which makes all calls but abort
+        options = _C10D.ProcessGroupNCCL.Options()
+        options._timeout = timedelta(seconds=2 * setting.timeout_s)
+        self._group: _TorchGroup = _C10D.ProcessGroupNCCL(store, rank, 2, options)
+        self._stream = torch.cuda.Stream(setting.device)  # type: ignore[no-untyped-call]
+
+    def send(self, data: torch.Tensor, other: int) -> None:
+        with torch.cuda.stream(self._stream):
+            self._group.send([data], other, 0).wait()
+        self._stream.synchronize()  # sync: the deadline watches until the bytes have gone
+
+    def receive(self, data: torch.Tensor, other: int) -> None:
+        with torch.cuda.stream(self._stream):
+            self._group.recv([data], other, 0).wait()
+        self._stream.synchronize()  # sync: the payload is read next, on another stream
+
+    def abort(self) -> None:
+        self._group.abort()
+
+
+def gloo_link(stream: Stream, setting: LinkSetting) -> PairLink:
+    """Payloads through host memory."""
+    return PairLink(stream, setting, _GlooGroup, torch.device("cpu"))
+
+
+def nccl_link(stream: Stream, setting: LinkSetting) -> PairLink:
+    """Payloads from GPU to GPU."""
+    return PairLink(stream, setting, _NcclGroup, setting.device)

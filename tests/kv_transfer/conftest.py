@@ -1,0 +1,23 @@
+"""Worlds of nodes over each transport; every test must end with no thread of ours left."""
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from tests.kv_transfer.nodes import World, open_world
+
+
+@pytest.fixture(params=["loopback", "grpc", "gloo"])
+def world(request: pytest.FixtureRequest) -> Iterator[World]:
+    with open_world(request.param) as opened:
+        yield opened
+
+
+@pytest.fixture(autouse=True)
+def no_thread_is_left() -> Iterator[None]:
+    yield
+    for thread in threading.enumerate():
+        if thread.name.startswith("kv-"):
+            thread.join(5)
+            assert not thread.is_alive(), f"{thread.name} is still running"
