@@ -65,6 +65,11 @@ class Router:
         """host:port"""
         return f"{self._service.spec.config.host}:{self._grpc_server.port}"
 
+    @property
+    def closing(self) -> bool:
+        """True once it takes in nothing more."""
+        return self._service.dispatcher.closing
+
     def set_nodes(self, nodes: Iterable[NodeAddress]) -> None:
         """These are the cluster's nodes from now on."""
         self._service.channels.set_nodes(nodes)

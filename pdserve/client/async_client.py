@@ -1,6 +1,6 @@
 """The asynchronous client of the public gRPC API."""
 
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Sequence
 from typing import Literal, Self, Unpack, overload
 
 import grpc
@@ -62,7 +62,7 @@ class AsyncClient:
         label: str | None = None,
         timeout_s: float | None = None,
         **sampling: Unpack[SamplingOptions],
-    ) -> AsyncIterator[Chunk]: ...
+    ) -> AsyncGenerator[Chunk, None]: ...
 
     def generate(
         self,
@@ -74,7 +74,7 @@ class AsyncClient:
         label: str | None = None,
         timeout_s: float | None = None,
         **sampling: Unpack[SamplingOptions],
-    ) -> Awaitable[Completion] | AsyncIterator[Chunk]:
+    ) -> Awaitable[Completion] | AsyncGenerator[Chunk, None]:
         """Answer a text, token ids or chat messages; ``sampling`` are ``SamplingOptions``.
 
         Await it; with ``stream`` iterate it for the chunks as they come; closing the iteration
@@ -124,7 +124,7 @@ class AsyncClient:
 
     async def _chunks(
         self, request: pb.GenerateRequest, timeout_s: float | None
-    ) -> AsyncIterator[Chunk]:
+    ) -> AsyncGenerator[Chunk, None]:
         call = self._stub.Generate(request, timeout=timeout_s)
         try:
             with messages.raising():

@@ -123,7 +123,8 @@ class WorldMaker:
             )
             for i in range(num_decode)
         ]
-        for node in (*decode, *prefill):
+        nodes: list[FakeDecodeNode | FakePrefillNode] = [*decode, *prefill]
+        for node in nodes:
             await node.start()
         spec = RouterSpec(
             config=RouterConfig(
@@ -138,7 +139,7 @@ class WorldMaker:
             dtype="float32",
             max_model_len=None,
             prefill_configured=num_prefill > 0,
-            nodes=tuple(node.address for node in (*decode, *prefill)),
+            nodes=tuple(node.address for node in nodes),
         )
         router = await start_router(spec, silence_s=silence_s)
         try:
@@ -151,7 +152,7 @@ class WorldMaker:
                 yield world
         finally:
             await router.close(0.0)
-            for node in (*decode, *prefill):
+            for node in nodes:
                 await node.stop()
 
 

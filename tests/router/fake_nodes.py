@@ -288,11 +288,10 @@ class FakePrefillNode(session_pb2_grpc.PrefillNodeServicer):
             await self._server.stop(0)
             self._server = None
 
-    async def Session(
+    def Session(
         self, request_iterator: AsyncIterator[session_pb2.PrefillRequest], context: Context
     ) -> AsyncIterator[session_pb2.PrefillMessage]:
-        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "routers send no prompts here")
-        yield session_pb2.PrefillMessage()
+        raise AssertionError("a router sends no prompts to a prefill node")
 
     async def Watch(
         self, request: session_pb2.RouterHello, context: Context

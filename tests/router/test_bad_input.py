@@ -20,7 +20,7 @@ DEEP = "[" * 100_000 + "]" * 100_000
 
 
 def error_of(response: httpx.Response) -> dict[str, str | None]:
-    error = response.json()["error"]
+    error: dict[str, str | None] = response.json()["error"]
     assert set(error) == {"message", "type", "param", "code"}
     return error
 

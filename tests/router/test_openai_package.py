@@ -6,12 +6,13 @@ import openai
 import pytest
 import pytest_asyncio
 from openai import AsyncOpenAI
+from openai.types.chat import ChatCompletionMessageParam
 
 from tests.router.conftest import ANSWER, World
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-HELLO = [{"role": "user", "content": "Hello"}]
+HELLO: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Hello"}]
 
 
 @pytest_asyncio.fixture(loop_scope="module")

@@ -1,0 +1,105 @@
+"""A router as a whole: ports, start and stop."""
+
+import asyncio
+import socket
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import pytest
+
+from pdserve.core.config import RouterConfig
+from pdserve.core.errors import ConfigError, ModelFilesError
+from pdserve.core.model_spec import read_model_spec
+from router.server import start_router
+from router.service import RouterSpec
+from tests.router.conftest import ANSWER, WorldMaker, until
+from tests.router.fake_nodes import answer
+
+
+@pytest.fixture
+def spec(model_dir: Path) -> RouterSpec:
+    return RouterSpec(
+        config=RouterConfig(http_port=0, grpc_port=0),
+        served_name="tiny",
+        model_dir=model_dir,
+        model=read_model_spec(model_dir),
+        dtype="float32",
+        max_model_len=None,
+        prefill_configured=False,
+    )
+
+
+@pytest.mark.parametrize("key", ["http_port", "grpc_port"])
+async def test_a_taken_port_is_named_and_the_other_one_is_free_again(
+    spec: RouterSpec, key: str
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        config = replace(spec.config, **{key: port})
+        with pytest.raises(ConfigError, match=f"router.{key}: cannot listen on 127.0.0.1:{port}"):
+            await start_router(replace(spec, config=config))
+
+
+async def test_a_router_whose_tokenizer_is_missing_does_not_start(
+    spec: RouterSpec, tmp_path: Path
+) -> None:
+    with pytest.raises(ModelFilesError, match=r"tokenizer\.json"):
+        await start_router(replace(spec, model_dir=tmp_path))
+
+
+async def test_a_router_without_nodes_answers_and_is_not_ready(spec: RouterSpec) -> None:
+    router = await start_router(spec)
+    async with httpx.AsyncClient(base_url=f"http://{router.http_address}") as http:
+        assert (await http.get("/health")).status_code == 200
+        assert (await http.get("/ready")).status_code == 503
+        response = await http.post("/v1/completions", json={"prompt": "Hi"})
+        assert response.status_code == 503
+        assert response.json()["error"]["type"] == "no_node_error"
+    await router.close(0.0)
+
+
+async def test_closing_lets_requests_end_within_the_grace(make_world: WorldMaker) -> None:
+    async with make_world() as world:
+        world.decode[0].token_time_s = 0.01
+        call = asyncio.create_task(world.complete(max_tokens=100))
+        await world.decode[0].arrivals.get()
+        closing = asyncio.create_task(world.router.close(10.0))
+        await until(lambda: world.router.closing)
+        refused = await world.complete()
+        assert refused.status_code == 503
+        assert "shutting down" in refused.json()["error"]["message"]
+        assert (await call).json()["choices"][0]["text"] == ANSWER
+        await closing
+
+
+async def test_closing_ends_what_takes_longer(make_world: WorldMaker) -> None:
+    async with make_world() as world:
+        node = world.decode[0]
+        node.token_time_s = 0.1
+        call = asyncio.create_task(world.complete(max_tokens=400, stream=True, ignore_eos=True))
+        await node.arrivals.get()
+        await asyncio.sleep(0.2)
+        await world.router.close(0.1)
+        response = await call
+        assert response.status_code == 200
+        assert "shutting down" in response.text.split("\n\n")[-2]
+        assert not node.sessions or node.aborted
+
+
+async def test_two_routers_may_stand_before_the_same_nodes(
+    make_world: WorldMaker, spec: RouterSpec
+) -> None:
+    async with make_world() as world:
+        world.decode[0].behave = answer
+        other = await start_router(replace(spec, nodes=(world.decode[0].address,)))
+        async with httpx.AsyncClient(base_url=f"http://{other.http_address}") as http:
+            async with asyncio.timeout(5):
+                while (await http.get("/ready")).status_code != 200:
+                    await asyncio.sleep(0.01)
+            body = {"prompt": "Hi", "max_tokens": 100}
+            answers = await asyncio.gather(
+                *(client.post("/v1/completions", json=body) for client in (http, world.http) * 4)
+            )
+        assert [item.json()["choices"][0]["text"] for item in answers] == [ANSWER] * 8
+        await other.close(0.0)
