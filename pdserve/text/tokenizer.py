@@ -71,7 +71,9 @@ class Tokenizer:
             text.encode()
         except UnicodeEncodeError as error:
             raise InvalidRequestError(field, f"not valid Unicode: {error.reason}") from error
-        return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+        # The batch call gives up the GIL: a long text in a thread holds up no event loop.
+        (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return list(encoding.ids)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of ``token_ids``; ids outside the vocabulary have none."""
