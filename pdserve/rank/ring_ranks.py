@@ -126,13 +126,20 @@ class RingRanks:
         try:
             outlet.send(record)
         except RankError as error:
-            self._arrivals.fail(error)
+            self._on_unwritable(error)
 
     async def _flush(self, outlet: Outlet) -> None:
         try:
             await outlet.run()
         except RankError as error:
-            self._arrivals.fail(error)
+            self._on_unwritable(error)
+
+    def _on_unwritable(self, error: RankError) -> None:
+        for link in self._links:  # what a rank said before it ended tells more
+            self._on_news(link)
+        is_end = isinstance(error, RingClosedError)
+        if not self._closing:
+            self._arrivals.fail(RankError(f"a rank ended: {error}") if is_end else error)
 
     def _on_news(self, link: RankLink) -> None:
         try:
