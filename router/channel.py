@@ -17,12 +17,7 @@ import grpc
 from pdserve.core.errors import NodeLostError
 from pdserve.core.node import NodeAddress, Role
 from pdserve.core.request import Request, RequestKey
-from pdserve.rpc.convert import (
-    failure_from_proto,
-    output_from_proto,
-    request_to_proto,
-    timeline_from_proto,
-)
+from pdserve.rpc.convert import request_to_proto
 from pdserve.rpc.session import (
     CHANNEL_OPTIONS,
     DEFAULT_SILENCE_S,
@@ -31,7 +26,8 @@ from pdserve.rpc.session import (
     listen,
 )
 from pdserve.rpc.v1 import session_pb2, session_pb2_grpc
-from router.nodes import LostNews, News, NodeState, NodeView, RankPlace, StateNews, StepNews
+from router.node_messages import rank_places, state_of, step_news
+from router.nodes import LostNews, News, NodeView, StateNews, StepNews
 
 FIRST_BACKOFF_S, MAX_BACKOFF_S = 0.1, 2.0
 REFUSED_BACKOFF_S = 10.0  # a node that does not fit is asked again, in case it is replaced
@@ -189,7 +185,7 @@ class _NodeChannel:
 
     def _step_news(self, outputs: session_pb2.StepOutputs) -> StepNews:
         try:
-            return _step_news(self.view.name, outputs)
+            return step_news(self.view.name, outputs)
         except ValueError as error:
             raise NodeLostError(
                 f"{self.view.name}: it said what makes no sense: {error}"
@@ -208,7 +204,7 @@ class _NodeChannel:
             self.view,
             session=session,
             max_model_len=welcome.max_model_len,
-            ranks=_rank_places(welcome.ranks),
+            ranks=rank_places(welcome.ranks),
             problem=None,
         )
         logger.info("%s: connected at %s", address.name, address.address)
@@ -216,10 +212,10 @@ class _NodeChannel:
 
     def _tell_state(self, status: session_pb2.NodeStatus) -> None:
         was_ready = self.view.ready
-        ranks = _rank_places(status.ranks) or self.view.ranks
+        ranks = rank_places(status.ranks) or self.view.ranks
         self.view = replace(
             self.view,
-            state=_state_of(status),
+            state=state_of(status),
             ranks=ranks,
             was_ready=self.view.was_ready or status.ready,
         )
@@ -247,36 +243,3 @@ def _is_refusal(error: NodeLostError) -> bool:
         isinstance(cause, grpc.aio.AioRpcError)
         and cause.code() is grpc.StatusCode.FAILED_PRECONDITION
     )
-
-
-def _step_news(node: str, outputs: session_pb2.StepOutputs) -> StepNews:
-    return StepNews(
-        node=node,
-        timelines=tuple(
-            (RequestKey(item.request_id, item.attempt), timeline_from_proto(item.timeline))
-            for item in outputs.timelines
-        ),
-        outputs=tuple(output_from_proto(item) for item in outputs.outputs),
-        failures=tuple(failure_from_proto(item) for item in outputs.failures),
-    )
-
-
-def _state_of(status: session_pb2.NodeStatus) -> NodeState:
-    return NodeState(
-        ready=status.ready,
-        reason=status.reason or None,
-        total_blocks=status.total_blocks,
-        free_blocks=status.free_blocks,
-        block_size=status.block_size,
-        running=status.running,
-        waiting=status.waiting,
-        draining_blocks=status.draining_blocks,
-        queued_prefill_tokens=status.queued_prefill_tokens,
-        num_preemptions=status.num_preemptions,
-        kv_bytes_moved=status.kv_bytes_moved,
-        connected_prefill_nodes=tuple(status.connected_prefill_nodes),
-    )
-
-
-def _rank_places(ranks: Iterable[session_pb2.RankInfo]) -> tuple[RankPlace, ...]:
-    return tuple(RankPlace(rank=item.rank, pid=item.pid, host=item.host) for item in ranks)

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import uuid
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 
 from pdserve.core.clock import Clock
 from pdserve.core.config import LimitsConfig
@@ -22,7 +22,6 @@ from pdserve.core.errors import (
     QueueDeadlineError,
 )
 from pdserve.core.request import FinishReason, RequestKey, TokenOutput
-from pdserve.core.timeline import Stage, Timeline
 from router.admission import Admission
 from router.delivery import (
     Aborted,
@@ -36,13 +35,13 @@ from router.delivery import (
     LegLost,
     StartLeg,
 )
-from router.inbox import Inbox, RequestOver
-from router.legs import Job, Leg, Legs
+from router.inbox import Inbox
+from router.legs import Job, Legs
 from router.metrics import Metrics
 from router.nodes import LostNews, News, StateNews, StepNews
+from router.running import Running
 
 RESUBMIT_WAIT_S = 30.0  # how long a request that lost its node waits for one to be ready
-NODE_NAME = "router"  # in timelines
 
 logger = logging.getLogger(__name__)
 
@@ -55,32 +54,11 @@ class Call:
     request_ids: tuple[str, ...]
 
 
-@dataclass(slots=True, kw_only=True)
-class _Running:
-    request_id: str
-    job: Job
-    prompt: int  # its number within the call
-    inbox: Inbox
-    label: str
-    delivery: Delivery
-    arrived_s: float
-    deadline: asyncio.TimerHandle
-    submitted_s: float | None = None
-    first_token_s: float | None = None
-    legs: dict[int, Leg] = field(default_factory=dict)
-    avoid: frozenset[str] = frozenset()  # nodes that failed this request
-    explain: str = ""
-    num_attempts: int = 0
-    num_tokens: int = 0
-    timeline: Timeline | None = None
-    error: PdserveError | None = None
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Parked:
     """A leg that waits for a decode node to be ready."""
 
-    running: _Running
+    running: Running
     start: StartLeg
     deadline: asyncio.TimerHandle
 
@@ -103,7 +81,7 @@ class Dispatcher:
         self._metrics = metrics
         self._limits = limits
         self._clock = clock
-        self._running: dict[str, _Running] = {}
+        self._running: dict[str, Running] = {}
         self._parked: dict[RequestKey, _Parked] = {}
         self._closing = False
         self._idle = asyncio.Event()
@@ -130,7 +108,7 @@ class Dispatcher:
         inbox = Inbox()
         request_ids = tuple(uuid.uuid4().hex for _ in jobs)
         for prompt, (request_id, job) in enumerate(zip(request_ids, jobs, strict=True)):
-            running = _Running(
+            running = Running(
                 request_id=request_id,
                 job=job,
                 prompt=prompt,
@@ -222,10 +200,10 @@ class Dispatcher:
                     running.avoid |= {news.node}
                     self._apply(running, LegLost(attempt=attempt, error=news.error))
 
-    def _apply(self, running: _Running, event: Event) -> None:
+    def _apply(self, running: Running, event: Event) -> None:
         self._carry_out(running, running.delivery.on(event))
 
-    def _carry_out(self, running: _Running, actions: list[Action]) -> None:
+    def _carry_out(self, running: Running, actions: list[Action]) -> None:
         for action in actions:
             match action:
                 case TokenOutput():
@@ -239,7 +217,7 @@ class Dispatcher:
         if running.delivery.over and running.request_id in self._running:
             self._close_request(running)
 
-    def _deliver(self, running: _Running, output: TokenOutput) -> None:
+    def _deliver(self, running: Running, output: TokenOutput) -> None:
         if leg := running.legs.get(output.attempt):
             self._legs.output_came(leg)
         if running.first_token_s is None and output.token_ids:
@@ -251,7 +229,7 @@ class Dispatcher:
             self._metrics.choice_finished(output.finish_reason)
         running.inbox.put(running.prompt, output)
 
-    def _start_leg(self, running: _Running, start: StartLeg) -> None:
+    def _start_leg(self, running: Running, start: StartLeg) -> None:
         error = self._try_leg(running, start)
         if error is None:
             return
@@ -260,7 +238,7 @@ class Dispatcher:
         else:
             self._park(running, start)
 
-    def _try_leg(self, running: _Running, start: StartLeg) -> PdserveError | None:
+    def _try_leg(self, running: Running, start: StartLeg) -> PdserveError | None:
         """Put the leg on a node; returns why that could not be done now."""
         try:
             leg = self._legs.start(running.request_id, running.job, start, running.avoid)
@@ -276,7 +254,7 @@ class Dispatcher:
             logger.info("request %s goes on as attempt %s: %s", *leg.key, leg.explain)
         return None
 
-    def _end_leg(self, running: _Running, end: EndLeg) -> None:
+    def _end_leg(self, running: Running, end: EndLeg) -> None:
         if parked := self._parked.pop(RequestKey(running.request_id, end.attempt), None):
             parked.deadline.cancel()
         if leg := running.legs.pop(end.attempt, None):
@@ -284,7 +262,7 @@ class Dispatcher:
             if leg.timeline is not None:
                 self._metrics.routes[leg.timeline.route] += 1
 
-    def _park(self, running: _Running, start: StartLeg) -> None:
+    def _park(self, running: Running, start: StartLeg) -> None:
         error = NoNodeError(f"no decode node was ready to go on within {RESUBMIT_WAIT_S:g} s")
         deadline = asyncio.get_running_loop().call_later(
             RESUBMIT_WAIT_S, self._apply, running, Ended(error=error)
@@ -311,7 +289,7 @@ class Dispatcher:
         for running in list(self._running.values()):
             self._apply(running, Ended(error=error))
 
-    def _close_request(self, running: _Running) -> None:
+    def _close_request(self, running: Running) -> None:
         """The one place where a request leaves."""
         del self._running[running.request_id]
         running.deadline.cancel()
@@ -322,29 +300,5 @@ class Dispatcher:
             self._metrics.request_failed(running.error.kind)
         if not self._running:
             self._idle.set()
-        over = RequestOver(
-            error=running.error,
-            timeline=_with_admission(running),
-            explain=running.explain,
-            num_attempts=running.num_attempts,
-        )
-        running.inbox.put(running.prompt, over)
-        logger.info(
-            "request %s%s over after %.3f s: %d prompt tokens, %d output tokens, route %s%s",
-            running.request_id,
-            f" ({running.label})" if running.label else "",
-            now_s - running.arrived_s,
-            len(running.job.prompt_ids),
-            running.num_tokens,
-            running.timeline.route if running.timeline else "unknown",
-            f", {running.error}" if running.error else "",
-        )
-
-
-def _with_admission(running: _Running) -> Timeline | None:
-    """The node's timeline with the router's own stage before it."""
-    if running.timeline is None or running.submitted_s is None:
-        return None
-    duration_s = running.submitted_s - running.arrived_s
-    stage = Stage(name="admission", node=NODE_NAME, duration_s=duration_s)
-    return replace(running.timeline, stages=(stage, *running.timeline.stages))
+        running.inbox.put(running.prompt, running.over())
+        logger.info("%s", running.summary(now_s))

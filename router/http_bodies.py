@@ -7,16 +7,18 @@ import json
 from typing import TypeVar
 
 from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from pdserve.core.errors import (
     InvalidRequestError,
     NeverFitsError,
     OverloadedError,
     PdserveError,
+    RequestAbortedError,
     UnknownModelError,
 )
 
@@ -70,6 +72,10 @@ def add_error_handlers(app: FastAPI) -> None:
             error.status_code,
             error.headers,
         )
+
+    @app.exception_handler(ClientDisconnect)
+    async def on_client_left(request: Request, error: ClientDisconnect) -> Response:
+        return Response(status_code=RequestAbortedError.http_status)  # nobody reads it
 
     @app.exception_handler(Exception)
     async def on_fault(request: Request, error: Exception) -> JSONResponse:

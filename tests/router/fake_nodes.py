@@ -127,6 +127,14 @@ async def answer(node: "FakeDecodeNode", session: FakeSession, request: Request)
             return
 
 
+async def flood(node: "FakeDecodeNode", session: FakeSession, request: Request) -> None:
+    """More than the buffers between a router and a client hold, without an end."""
+    for index in range(0, 4000, 100):
+        for choice in request.choices:
+            session.say(request, choice, index, range(100))
+        await asyncio.sleep(0.001)
+
+
 class FakeDecodeNode(session_pb2_grpc.DecodeNodeServicer):
     """Remembers what it was sent; ``behave`` answers each request in a task of its own."""
 

@@ -12,13 +12,14 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from pdserve.core.config import LimitsConfig
 from pdserve.core.request import Request
 from pdserve.rpc.failures import KIND_KEY
 from pdserve.rpc.v1 import inference_pb2 as pb
 from pdserve.rpc.v1 import inference_pb2_grpc
 from pdserve.text.tokenizer import Tokenizer
 from tests.router.conftest import ANSWER, World, WorldMaker, until
-from tests.router.fake_nodes import FakeDecodeNode, FakeSession
+from tests.router.fake_nodes import FakeDecodeNode, FakeSession, flood
 
 if TYPE_CHECKING:  # of the stubs' types only
     from pdserve.rpc.v1.inference_pb2_grpc import InferenceAsyncStub
@@ -145,6 +146,23 @@ async def test_dropping_the_stream_aborts(world: World, stub: "InferenceAsyncStu
     assert (await anext(aiter(call))).text
     call.cancel()
     await until(lambda: node.aborted == [node.submitted[0].key])
+
+
+async def test_a_client_that_reads_nothing_is_dropped(make_world: WorldMaker) -> None:
+    limits = LimitsConfig(client_stall_s=0.2)
+    async with (
+        make_world(limits=limits, max_model_len=4096) as world,
+        grpc.aio.insecure_channel(world.router.grpc_address) as channel,
+    ):
+        node = world.decode[0]
+        node.behave = flood
+        sampling = pb.SamplingParams(max_tokens=4001, logprobs=20, n=16)
+        call = inference_pb2_grpc.InferenceStub(channel).Generate(
+            pb.GenerateRequest(text="Hi", sampling=sampling)
+        )
+        request = await node.arrivals.get()
+        await until(lambda: request.key in node.aborted)
+        call.cancel()
 
 
 async def test_abort_gives_the_reader_what_there_is(

@@ -10,7 +10,7 @@ from pdserve.core.config import LimitsConfig
 from pdserve.core.request import FinishReason, Request
 from pdserve.text.tokenizer import Tokenizer
 from tests.router.conftest import ANSWER, World, WorldMaker, until
-from tests.router.fake_nodes import FakeDecodeNode, FakeSession
+from tests.router.fake_nodes import FakeDecodeNode, FakeSession, flood
 from tests.router.sse import events_of, text_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -239,12 +239,18 @@ async def test_a_client_that_leaves_in_mid_stream_takes_its_request_with_it(worl
     assert (await world.status())["requests"] == 0
 
 
-async def flood(node: FakeDecodeNode, session: FakeSession, request: Request) -> None:
-    """More than the buffers between a router and a client hold, without an end."""
-    for index in range(0, 4000, 100):
-        for choice in request.choices:
-            session.say(request, choice, index, range(100))
-        await asyncio.sleep(0.001)
+async def test_a_client_that_leaves_while_it_sends_is_no_fault(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    host, _, port = world.router.http_address.rpartition(":")
+    _, writer = await asyncio.open_connection(host, int(port))
+    writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\n{")
+    await writer.drain()
+    await asyncio.sleep(0.05)
+    writer.close()
+    await writer.wait_closed()
+    assert (await world.complete(max_tokens=1)).status_code == 200
+    assert "Exception" not in caplog.text
 
 
 async def test_a_client_that_reads_nothing_is_dropped(make_world: WorldMaker) -> None:

@@ -1,0 +1,60 @@
+"""One request that is not over: what is known of it beyond what ``delivery.py`` decides on."""
+
+import asyncio
+from dataclasses import dataclass, field, replace
+
+from pdserve.core.errors import PdserveError
+from pdserve.core.timeline import Stage, Timeline
+from router.delivery import Delivery
+from router.inbox import Inbox, RequestOver
+from router.legs import Job, Leg
+
+NODE_NAME = "router"  # in timelines
+
+
+@dataclass(slots=True, kw_only=True)
+class Running:
+    request_id: str
+    job: Job
+    prompt: int  # its number within the call
+    inbox: Inbox
+    label: str
+    delivery: Delivery
+    arrived_s: float
+    deadline: asyncio.TimerHandle
+    submitted_s: float | None = None
+    first_token_s: float | None = None
+    legs: dict[int, Leg] = field(default_factory=dict)
+    avoid: frozenset[str] = frozenset()  # nodes that failed this request
+    explain: str = ""
+    num_attempts: int = 0
+    num_tokens: int = 0
+    timeline: Timeline | None = None
+    error: PdserveError | None = None
+
+    def over(self) -> RequestOver:
+        """The news that this was all."""
+        return RequestOver(
+            error=self.error,
+            timeline=self._whole_timeline(),
+            explain=self.explain,
+            num_attempts=self.num_attempts,
+        )
+
+    def summary(self, now_s: float) -> str:
+        """The one line that the log has of a request."""
+        label = f" ({self.label})" if self.label else ""
+        route = self.timeline.route if self.timeline else "unknown"
+        return (
+            f"request {self.request_id}{label} over after {now_s - self.arrived_s:.3f} s: "
+            f"{len(self.job.prompt_ids)} prompt tokens, {self.num_tokens} output tokens, "
+            f"route {route}" + (f", {self.error}" if self.error else "")
+        )
+
+    def _whole_timeline(self) -> Timeline | None:
+        """The node's timeline with the router's own stage before it."""
+        if self.timeline is None or self.submitted_s is None:
+            return None
+        duration_s = self.submitted_s - self.arrived_s
+        stage = Stage(name="admission", node=NODE_NAME, duration_s=duration_s)
+        return replace(self.timeline, stages=(stage, *self.timeline.stages))
