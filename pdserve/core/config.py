@@ -31,11 +31,13 @@ class ModelConfig:
         _one_of("model.load_format", self.load_format, ("auto", "dummy"))
         if self.max_model_len is not None:
             _at_least("model.max_model_len", self.max_model_len, 2)
+        if not self.name:
+            raise ConfigError("model.served_name: got '', clients need a name to ask for")
 
     @property
     def name(self) -> str:
         """What clients call the model."""
-        return self.served_name or Path(self.source).name
+        return Path(self.source).name if self.served_name is None else self.served_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,10 +70,6 @@ class ResourcesConfig:
 
     num_cpus: float = 1.0
     num_gpus: float = 0.0
-
-    def __post_init__(self) -> None:
-        _at_least("resources.num_cpus", self.num_cpus, 0)
-        _at_least("resources.num_gpus", self.num_gpus, 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,6 +205,8 @@ class RouterConfig:
         for key in ("http_port", "grpc_port"):
             if not 0 <= getattr(self, key) <= LAST_PORT:
                 raise ConfigError(f"router.{key}: got {getattr(self, key)}, allowed are 0 to 65535")
+        if self.http_port == self.grpc_port != 0:
+            raise ConfigError(f"router.grpc_port: {self.grpc_port} is router.http_port already")
         _at_least("router.local_prefill_below", self.local_prefill_below, 0)
         _check_classes(self.classes)
 
@@ -252,6 +252,9 @@ def _check_pool(section: str, pool: PrefillConfig | DecodeConfig) -> None:
     _at_least(f"{section}.num_threads", pool.num_threads, 1)
     _at_least(f"{section}.max_num_batched_tokens", pool.max_num_batched_tokens, 1)
     _at_least(f"{section}.max_num_seqs", pool.max_num_seqs, 1)
+    _at_least(f"{section}.overtake_s", pool.overtake_s, 0)
+    _at_least(f"{section}.resources.num_cpus", pool.resources.num_cpus, 0)
+    _at_least(f"{section}.resources.num_gpus", pool.resources.num_gpus, 0)
     _at_least(f"{section}.kv_cache_bytes", pool.kv_cache_bytes, 1)
     if pool.block_size is not None:
         _at_least(f"{section}.block_size", pool.block_size, 1)
@@ -270,5 +273,10 @@ def _check_classes(classes: tuple[PromptClass, ...]) -> None:
         )
     bounds = [c.below for c in classes[:-1]]
     given = [bound for bound in bounds if bound is not None]
-    if given != bounds or sorted(set(given)) != given:
-        raise ConfigError(f"router.classes: `below` must be given and ascend, got {bounds}")
+    if given != bounds or sorted({0, *given}) != [0, *given]:
+        raise ConfigError(
+            f"router.classes: `below` must be given, above 0 and ascend, got {bounds}"
+        )
+    names = [c.name for c in classes]
+    if len(set(names)) < len(names) or "" in names:
+        raise ConfigError(f"router.classes: every class needs a name of its own, got {names}")

@@ -7,6 +7,7 @@ got and what is allowed.
 
 import dataclasses
 import difflib
+import math
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -40,10 +41,10 @@ def parse_config(data: Mapping[str, Any]) -> ClusterConfig:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+        data = _load_yaml(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: no UTF-8, no such date
         raise ConfigError(f"{path}: not valid YAML: {error}") from error
     if data is None:
         return {}
@@ -66,9 +67,28 @@ def _apply_override(data: dict[str, Any], override: str) -> None:
             raise ConfigError(f"--set {key}: {'.'.join(parents[: i + 1])} is not a section")
         section = child
     try:
-        section[last] = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+        section[last] = _load_yaml(text)
+    except (yaml.YAMLError, ValueError) as error:
         raise ConfigError(f"--set {key}: {text!r} is not valid YAML: {error}") from error
+
+
+def _load_yaml(text: str) -> Any:  # noqa: ANN401  (checked against the dataclasses)
+    return yaml.load(text, Loader=_UniqueKeyLoader)
+
+
+class _UniqueKeyLoader(yaml.SafeLoader):
+    """Refuses a key that is given twice: YAML would silently forget the first."""
+
+    def construct_mapping(
+        self, node: yaml.MappingNode, deep: bool = False
+    ) -> dict[typing.Hashable, Any]:
+        keys = [key for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
+        names = [key.value for key in keys if isinstance(key, yaml.ScalarNode)]
+        for key in keys:
+            if names.count(key.value) > 1:
+                problem = f"key {key.value!r} is given twice"
+                raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
+        return super().construct_mapping(node, deep)
 
 
 def _build(cls: type, data: object, where: str) -> object:
@@ -113,10 +133,10 @@ def _convert(hint: object, value: object, path: str) -> object:
         return None if value is None else _convert(inner[0], value, path)
     if typing.get_origin(hint) is tuple:
         return _convert_list(typing.get_args(hint), value, path)
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
     assert isinstance(hint, type)
-    if type(value) is not hint:
+    if hint is float and type(value) is int and abs(value) < 1 << 53:
+        return float(value)
+    if type(value) is not hint or (isinstance(value, float) and not math.isfinite(value)):
         raise ConfigError(f"{path}: expected {_TYPE_WORDS[hint]}, got {_shown(value)}")
     return value
 
