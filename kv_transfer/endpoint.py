@@ -120,7 +120,9 @@ class KvEndpoint:
                     return
             except Exception as error:
                 logger.exception("KV endpoint: everything under way fails")
-                self._fail_all(InternalError(f"KV endpoint: {error!r}"))
+                internal = InternalError(f"KV endpoint: {error!r}")
+                self._sender.fail_all(internal)
+                self._receiver.fail_all(internal)
 
     def _turn(self) -> bool:
         """Send a frame if one may be sent, else wait; take in all that came. False at the end."""
@@ -143,7 +145,8 @@ class KvEndpoint:
     def _dispatch(self, item: StreamEvent | KvCommand | _Stop) -> bool:
         match item:
             case _Stop():
-                self._fail_all(LinkDownError("the endpoint is closed"))
+                self._sender.close()
+                self._receiver.close()
                 return False
             case PushTokens():
                 self._sender.push(item)
@@ -170,7 +173,3 @@ class KvEndpoint:
                 closed = LinkDownError(f"this node has closed its links with {peer_id}")
                 self._sender.close_peer(peer_id, closed)
                 self._receiver.close_peer(peer_id, closed)
-
-    def _fail_all(self, error: InternalError | LinkDownError) -> None:
-        self._sender.close_all(error)
-        self._receiver.close_all(error)

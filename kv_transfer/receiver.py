@@ -98,9 +98,14 @@ class Receiver:
         self._drop_links(peer_id, error)
         self._peers.pop(peer_id, None)
 
-    def close_all(self, error: PdserveError) -> None:
+    def fail_all(self, error: PdserveError) -> None:
+        """All peers are lost."""
         for peer_id in list(self._peers):
             self._lose(peer_id, error)
+
+    def close(self) -> None:
+        for peer_id in list(self._peers):
+            self.close_peer(peer_id, LinkDownError("the endpoint is closed"))
         self._lobby.close()
 
     def expect(self, expected: ExpectHandoff) -> None:

@@ -89,9 +89,14 @@ class Sender:
         for outgoing in [o for o in self._handoffs.values() if o.peer_id == peer_id]:
             self._fail(outgoing.handoff, error)
 
-    def close_all(self, error: PdserveError) -> None:
+    def fail_all(self, error: PdserveError) -> None:
+        """All peers are lost."""
         for peer_id in list(self._peers):
             self._lose(peer_id, error)
+
+    def close(self) -> None:
+        for peer_id in list(self._peers):
+            self.close_peer(peer_id, LinkDownError("the endpoint is closed"))
 
     def push(self, push: PushTokens) -> None:
         """More of a handoff is computed. What comes for a settled handoff is late and ignored."""

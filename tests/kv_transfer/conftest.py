@@ -4,6 +4,7 @@ import threading
 from collections.abc import Iterator
 
 import pytest
+import torch
 
 from tests.kv_transfer.nodes import World, open_world
 
@@ -21,3 +22,12 @@ def no_thread_is_left() -> Iterator[None]:
         if thread.name.startswith("kv-"):
             thread.join(5)
             assert not thread.is_alive(), f"{thread.name} is still running"
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_torch_thread() -> Iterator[None]:
+    """Caches here are small: parallel regions would only wait for busy cores."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(num_threads)
