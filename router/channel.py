@@ -163,8 +163,10 @@ class _NodeChannel:
         # A channel of its own each time: gRPC's waits between connection attempts grow to minutes.
         async with grpc.aio.insecure_channel(address.address, options=CHANNEL_OPTIONS) as channel:
             peer = f"{address.name} at {address.address}"
-            async for message in listen(self._call(channel), peer=peer, silence_s=self._silence_s):
-                yield message
+            heard = listen(self._call(channel), peer=peer, silence_s=self._silence_s)
+            async with aclosing(heard) as messages:
+                async for message in messages:
+                    yield message
 
     def _call(self, channel: grpc.aio.Channel) -> AsyncIterator[_NodeMessage]:
         if self.view.role is Role.PREFILL:

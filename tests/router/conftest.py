@@ -74,6 +74,12 @@ class World:
             node.forget()
         return self
 
+    async def until_idle(self) -> None:
+        """Until no request is in work."""
+        async with asyncio.timeout(WAIT_S):
+            while (await self.status())["requests"] != 0:
+                await asyncio.sleep(0.01)
+
     async def nodes(self) -> list[dict[str, object]]:
         nodes: list[dict[str, object]] = (await self.http.get("/admin/status")).json()["nodes"]
         return nodes

@@ -2,9 +2,11 @@
 
 import asyncio
 import json
+import random
 
 import pytest
 
+from pdserve.core.config import LimitsConfig
 from pdserve.core.request import FinishReason, Request
 from tests.router.conftest import ANSWER, WAIT_S, World, WorldMaker, until
 from tests.router.fake_nodes import Behaviour, FakeDecodeNode, FakeSession, answer
@@ -13,6 +15,7 @@ from tests.router.sse import events_of, text_of
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 LAST_ATTEMPT = 3
+NUM_CALLERS = 24
 
 
 def first_then_good(first: Behaviour) -> Behaviour:
@@ -189,6 +192,26 @@ async def test_a_request_waits_for_its_only_node_to_come_back(world: World) -> N
     assert (await call).json()["choices"][0]["text"] == ANSWER
 
 
+async def test_a_client_may_leave_while_its_request_waits_for_a_node(world: World) -> None:
+    node = world.decode[0]
+    node.behave = silent
+    call = asyncio.create_task(world.complete(max_tokens=100))
+    await node.arrivals.get()
+    await node.stop()
+    await until_reason(world, "decode-0")
+    call.cancel()
+    await world.until_idle()
+    node.forget()
+    await node.start()
+    await world.renewed()
+    assert not node.submitted
+    assert (await world.complete(max_tokens=100)).json()["choices"][0]["text"] == ANSWER
+
+
+async def silent(node: FakeDecodeNode, session: FakeSession, request: Request) -> None:
+    """Takes the request and says nothing."""
+
+
 async def test_without_a_decode_node_the_answer_is_503(make_world: WorldMaker) -> None:
     async with make_world(await_ready=False) as world:
         await until(lambda: bool(world.decode[0].sessions))
@@ -285,3 +308,38 @@ async def until_reason(world: World, words: str) -> None:
     async with asyncio.timeout(WAIT_S):
         while words not in str((await world.http.get("/ready")).json()["reason"]):
             await asyncio.sleep(0.01)
+
+
+async def test_after_a_storm_of_leaving_clients_and_failing_nodes_all_places_are_free(
+    make_world: WorldMaker,
+) -> None:
+    """Requests that end well, badly, by their client or by a node: each gives its place back."""
+    rng = random.Random(5)
+    troubles = [answer, break_off, fail_at_first, fail_midway, leave_a_gap, stutter, always_fail]
+
+    async def behave(node: FakeDecodeNode, session: FakeSession, request: Request) -> None:
+        chosen = rng.choice(troubles) if request.attempt == 0 else answer
+        await chosen(node, session, request)
+
+    async def call(world: World) -> None:
+        fields: dict[str, object] = rng.choice(
+            [{"stream": True}, {"n": 2}, {"stop": "fox"}, {"top_p": 7}, {"prompt": ["a", "b"]}]
+        )
+        try:
+            async with asyncio.timeout(rng.choice([0.02, 0.1, WAIT_S])):
+                response = await world.complete(max_tokens=40, **fields)
+        except TimeoutError:
+            return
+        assert response.status_code in (200, 400, 503)
+
+    async with make_world(
+        num_decode=2, limits=LimitsConfig(max_queued_requests=NUM_CALLERS)
+    ) as world:
+        for node in world.decode:
+            node.behave = behave
+            node.token_time_s = 0.002
+        for _ in range(4):
+            await asyncio.gather(*(call(world) for _ in range(NUM_CALLERS // 2)))
+        await (await world.renewed()).until_idle()
+        answers = await asyncio.gather(*(world.complete() for _ in range(NUM_CALLERS)))
+        assert [response.status_code for response in answers] == [200] * NUM_CALLERS
