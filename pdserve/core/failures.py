@@ -3,7 +3,14 @@
 The other direction is ``PdserveError.kind`` and ``str()``.
 """
 
-from pdserve.core.errors import InternalError, InvalidRequestError, OverloadedError, PdserveError
+from pdserve.core.errors import (
+    HandshakeError,
+    InternalError,
+    InvalidRequestError,
+    OverloadedError,
+    PdserveError,
+    UnknownModelError,
+)
 
 DEFAULT_RETRY_AFTER_S = 1.0
 
@@ -17,8 +24,10 @@ def error_of_kind(
     cls = _KINDS.get(kind, InternalError)
     error = cls.__new__(cls)
     Exception.__init__(error, message)  # classes with a constructor of their own compose the text
-    if isinstance(error, InvalidRequestError):
+    if isinstance(error, (InvalidRequestError, UnknownModelError)):
         error.field = message.partition(": ")[0]
+    if isinstance(error, HandshakeError):
+        error.field = message.removeprefix("handshake: ").partition(" differs: ")[0]
     if isinstance(error, OverloadedError):
         error.retry_after_s = retry_after_s
     return error

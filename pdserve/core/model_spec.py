@@ -63,7 +63,7 @@ def read_model_spec(directory: Path) -> ModelSpec:
     config = _read_json(directory / "config.json")
     try:
         return _parse(config, directory)
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         raise ModelFilesError(
             f"{directory / 'config.json'}: bad or missing key: {error}"
         ) from error

@@ -73,6 +73,17 @@ def test_what_does_not_fit_now_waits_and_costs_no_prefill():
     assert world.scheduler.num_waiting == 2
 
 
+def test_nothing_is_admitted_into_the_block_that_a_running_sequence_may_need_next():
+    world = make_world(4, headroom_tokens=0, depth=1)
+    world.ask(4, 5)
+    world.step()
+    world.ask(12, 1, route="remote")
+    assert world.ledger.pool.num_free == 3
+    assert not world.legs
+    world.finish()
+    assert not world.replaced
+
+
 def test_what_could_never_fit_is_not_taken():
     world = make_world(4, max_num_seqs=2)
     with pytest.raises(AssertionError):
@@ -281,8 +292,9 @@ def test_choices_part_in_the_head_room_even_when_nothing_else_is_free():
     world.ask(10, 6, num_choices=2)  # 3 blocks of prompt, 2 of head-room
     world.ask(4, 1, route="remote")  # the last two
     assert world.ledger.pool.num_free == 0
-    world.finish()
+    step_until(world, lambda: copies_of(world))
     assert not world.replaced
+    world.finish()
 
 
 def test_choices_for_whose_copies_no_block_is_free_are_computed_again():
