@@ -25,6 +25,7 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.so_reuseport", 0),
+    ("grpc.enable_http_proxy", 0),  # nodes are near each other, whatever the environment says
 )
 
 Message = TypeVar("Message")

@@ -150,7 +150,7 @@ class WorldMaker:
         router = await start_router(spec, silence_s=silence_s)
         try:
             async with httpx.AsyncClient(
-                base_url=f"http://{router.http_address}", timeout=WAIT_S
+                base_url=f"http://{router.http_address}", timeout=WAIT_S, trust_env=False
             ) as http:
                 world = World(router, decode, prefill, http)
                 if await_ready:

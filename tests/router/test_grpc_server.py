@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from pdserve.core.config import LimitsConfig
 from pdserve.core.request import Request
 from pdserve.rpc.failures import KIND_KEY
+from pdserve.rpc.session import CHANNEL_OPTIONS
 from pdserve.rpc.v1 import inference_pb2 as pb
 from pdserve.rpc.v1 import inference_pb2_grpc
 from pdserve.text.tokenizer import Tokenizer
@@ -27,9 +28,13 @@ if TYPE_CHECKING:  # of the stubs' types only
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
+def open_channel(world: World) -> grpc.aio.Channel:
+    return grpc.aio.insecure_channel(world.router.grpc_address, options=CHANNEL_OPTIONS)
+
+
 @pytest_asyncio.fixture(loop_scope="module")
 async def channel(world: World) -> AsyncIterator[grpc.aio.Channel]:
-    async with grpc.aio.insecure_channel(world.router.grpc_address) as made:
+    async with open_channel(world) as made:
         yield made
 
 
@@ -152,7 +157,7 @@ async def test_a_client_that_reads_nothing_is_dropped(make_world: WorldMaker) ->
     limits = LimitsConfig(client_stall_s=0.2)
     async with (
         make_world(limits=limits, max_model_len=4096) as world,
-        grpc.aio.insecure_channel(world.router.grpc_address) as channel,
+        open_channel(world) as channel,
     ):
         node = world.decode[0]
         node.behave = flood
@@ -210,7 +215,7 @@ async def test_text_is_tokenised_and_back(stub: "InferenceAsyncStub", tokenizer:
 async def test_health_follows_readiness(make_world: WorldMaker) -> None:
     async with (
         make_world() as world,
-        grpc.aio.insecure_channel(world.router.grpc_address) as channel,
+        open_channel(world) as channel,
     ):
         stub: Any = health_pb2_grpc.HealthStub(channel)
         watch = stub.Watch(health_pb2.HealthCheckRequest())
@@ -257,7 +262,7 @@ SAMPLING = st.builds(
 async def test_no_generated_message_is_a_server_error(
     shared_world: World, sampling: pb.SamplingParams, ids: list[int]
 ) -> None:
-    async with grpc.aio.insecure_channel(shared_world.router.grpc_address) as channel:
+    async with open_channel(shared_world) as channel:
         stub = inference_pb2_grpc.InferenceStub(channel)
         request = pb.GenerateRequest(token_ids=pb.TokenIds(ids=ids), sampling=sampling)
         try:

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 import openai
 import pytest
 import pytest_asyncio
-from openai import AsyncOpenAI
+from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 from openai.types.chat import ChatCompletionMessageParam
 
 from tests.router.conftest import ANSWER, World
@@ -18,7 +18,10 @@ HELLO: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Hello"}]
 @pytest_asyncio.fixture(loop_scope="module")
 async def client(world: World) -> AsyncIterator[AsyncOpenAI]:
     async with AsyncOpenAI(
-        base_url=f"http://{world.router.http_address}/v1", api_key="none", max_retries=0
+        base_url=f"http://{world.router.http_address}/v1",
+        api_key="none",
+        max_retries=0,
+        http_client=DefaultAsyncHttpxClient(trust_env=False),
     ) as made:
         yield made
 

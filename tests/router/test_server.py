@@ -50,7 +50,7 @@ async def test_a_router_whose_tokenizer_is_missing_does_not_start(
 
 async def test_a_router_without_nodes_answers_and_is_not_ready(spec: RouterSpec) -> None:
     router = await start_router(spec)
-    async with httpx.AsyncClient(base_url=f"http://{router.http_address}") as http:
+    async with httpx.AsyncClient(base_url=f"http://{router.http_address}", trust_env=False) as http:
         assert (await http.get("/health")).status_code == 200
         assert (await http.get("/ready")).status_code == 503
         response = await http.post("/v1/completions", json={"prompt": "Hi"})
@@ -93,7 +93,9 @@ async def test_two_routers_may_stand_before_the_same_nodes(
     async with make_world() as world:
         world.decode[0].behave = answer
         other = await start_router(replace(spec, nodes=(world.decode[0].address,)))
-        async with httpx.AsyncClient(base_url=f"http://{other.http_address}") as http:
+        async with httpx.AsyncClient(
+            base_url=f"http://{other.http_address}", trust_env=False
+        ) as http:
             async with asyncio.timeout(5):
                 while (await http.get("/ready")).status_code != 200:
                     await asyncio.sleep(0.01)
