@@ -60,7 +60,10 @@ class Process:
             raise NodeLostError(f"{self.name}: {method}: no answer in {timeout_s:g} s") from error
 
     def kill(self) -> None:
-        ray.kill(self._actor, no_restart=True)
+        try:
+            ray.kill(self._actor, no_restart=True)
+        except RayError as error:  # Ray itself is gone, and its processes with it
+            logger.warning("%s: %s", self.name, error)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@ thread that started them.
 
 import logging
 import math
+import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,13 +28,14 @@ OBJECT_STORE_BYTES = 80 << 20  # about Ray's least: nothing of ours goes there
 @contextmanager
 def private_ray(num_cpus: float, temp_dir: Path) -> Iterator[Hardware]:
     """A Ray of our own inside the block."""
-    _init(
-        address="local",
-        num_cpus=math.ceil(num_cpus),
-        include_dashboard=False,
-        object_store_memory=OBJECT_STORE_BYTES,
-        _temp_dir=str(temp_dir),
-    )
+    with _children_in_groups_of_their_own():
+        _init(
+            address="local",
+            num_cpus=math.ceil(num_cpus),
+            include_dashboard=False,
+            object_store_memory=OBJECT_STORE_BYTES,
+            _temp_dir=str(temp_dir),
+        )
     try:
         yield replace(_hardware(), num_cpus=None)  # as many as were asked for
     finally:
@@ -51,6 +53,25 @@ def joined_ray(address: str) -> Iterator[Hardware]:
         yield _hardware()
     finally:
         ray.shutdown()
+
+
+@contextmanager
+def _children_in_groups_of_their_own() -> Iterator[None]:
+    """A signal to our process group (Ctrl-C, `timeout`) is for us alone: we end Ray in order.
+
+    Processes started inside the block get a group of their own; they still die with us.
+    """
+    inside = True
+
+    def leave_group() -> None:
+        if inside:
+            os.setpgid(0, 0)
+
+    os.register_at_fork(after_in_child=leave_group)
+    try:
+        yield
+    finally:
+        inside = False
 
 
 def _init(**options: Any) -> None:  # noqa: ANN401  (Ray's own)

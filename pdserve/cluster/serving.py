@@ -52,6 +52,6 @@ def _say_where(opened: OpenedSite, cluster: Cluster, console: Console, took_s: f
     url, model = f"http://{cluster.router.http}", opened.site.cluster.config.model.name
     console.say("ready", f"after {took_s:.1f} s; Ctrl-C stops it. Try")
     body = f'{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello!"}}]}}'
-    console.line(f"  curl {url}/v1/chat/completions -H 'Content-Type: application/json' \\\\")
+    console.line(f"  curl {url}/v1/chat/completions -H 'Content-Type: application/json' \\")
     console.line(f"       -d '{body}'")
     console.line(f"  pdserve status --name {opened.claim.name}")

@@ -111,12 +111,12 @@ class Supervisor:
         return tuple(self._nodes[p.name].address for p in self._plans if p.name in self._nodes)
 
     async def close(self, grace_s: float) -> None:
-        """End the router first, so that requests finish or are aborted, then the nodes."""
+        """End the router first: its requests finish or are aborted. Then the nodes hold nothing."""
         await self._stop_keeping()
         if self._router is not None:
             await self._router.close(grace_s)
             self._router = None
-        await asyncio.gather(*(node.close(grace_s) for node in self._nodes.values()))
+        await asyncio.gather(*(node.close(0.0) for node in self._nodes.values()))
         self._nodes.clear()
 
     async def kill(self) -> None:

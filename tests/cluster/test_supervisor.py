@@ -150,7 +150,7 @@ async def test_nothing_is_made_anew_after_close(launcher: FakeLauncher) -> None:
     await asyncio.sleep(5 * FAST.longest_s)
     assert len(launcher.order) == len(PLANS) + 1
     assert launcher.routers[0].closed_with == [3.0]
-    assert [nodes[0].closed_with for nodes in launcher.nodes.values()] == [[3.0]] * 3
+    assert [nodes[0].closed_with for nodes in launcher.nodes.values()] == [[0.0]] * 3
 
 
 async def test_close_during_back_off_starts_nothing(launcher: FakeLauncher) -> None:
