@@ -76,10 +76,11 @@ def test_the_next_life_has_the_same_tokens_and_name_and_nothing_cached():
 
 def test_a_fork_begins_with_the_prompt_alone():
     parent = make_sequence(token_ids=[1, 2, 3, 4])
+    parent.append(6)
     child = parent.forked(1)
     child.append(5)
     assert (child.choices, child.token_ids, child.num_prompt) == ((1,), [1, 2, 3, 4, 5], 4)
-    assert parent.token_ids == [1, 2, 3, 4]
+    assert parent.token_ids == [1, 2, 3, 4, 6]
     assert child.num_outputs == 2
 
 
