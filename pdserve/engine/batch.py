@@ -16,7 +16,7 @@ Slot = NewType("Slot", int)
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """In place of a chunk's one token: the token that the previous step samples for this slot."""
+    """In place of a chunk's one token: what was sampled last for this slot, known here or not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

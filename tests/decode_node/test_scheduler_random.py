@@ -13,7 +13,8 @@ from hypothesis.stateful import (
 )
 
 from decode_node.scheduler import DecodeLimits
-from tests.decode_node.world import VOCAB_SIZE, Asked, Leg, World
+from tests.decode_node.asked import VOCAB_SIZE, Asked, Leg
+from tests.decode_node.world import World
 
 REQUESTS = st.fixed_dictionaries(
     {

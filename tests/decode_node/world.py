@@ -5,49 +5,37 @@ after every operation what must hold. KV and first tokens of legs come from the 
 was dropped goes on spoiling its blocks until it is drained, as a late write would.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
 
 from decode_node.events import Admitted, Event, Forked, NewToken, Replaced
 from decode_node.scheduler import DecodeLimits, DecodeScheduler
 from pdserve.core.kv_layout import BlockId
-from pdserve.core.request import FinishReason, RequestKey, SamplingParams
-from pdserve.engine.batch import Batch, Sampled
+from pdserve.core.request import FinishReason, RequestKey
+from pdserve.engine.batch import Batch, BlockCopy, Sampled
 from pdserve.engine.ledger import Ledger
 from pdserve.engine.sequence import Sequence
+from tests.decode_node.asked import VOCAB_SIZE, Asked, Leg, make_asked
+from tests.decode_node.rules import check_budgets, check_victims
 from tests.fake_executor import FakeExecutor
 from tests.fakes import FakeClock
 from tests.oracle import FakeModel
 
-VOCAB_SIZE = 61
+LIMITS = DecodeLimits(
+    max_num_seqs=8,
+    max_num_batched_tokens=32,
+    local_prefill_tokens=8,
+    fallback_chunk=4,
+    headroom_tokens=4,
+    overtake_s=1.0,
+)
 MAX_FAILURES = 2  # then a request falls back to local prefill
 
 
-@dataclass(eq=False)
-class Asked:
-    """One request: how it is routed, what is right and what has come."""
-
-    key: RequestKey
-    route: str  # local, remote or fallback
-    expected: dict[int, list[int]]
-    got: dict[int, list[int]]
-    living: dict[int, Sequence]
-    ended: dict[int, FinishReason] = field(default_factory=dict)
-    num_failures: int = 0
-    aborted: bool = False
-
-
-@dataclass(eq=False)
-class Leg:
-    """One prefill elsewhere and its handoff into ``blocks``."""
-
-    asked: Asked
-    sequence: Sequence
-    blocks: tuple[BlockId, ...]
-    num_pushed: int = 0
-    has_first_tokens: bool = False
-    is_ready: bool = False
-    dropped: bool = False
+def make_world(num_blocks: int = 100, *, depth: int = 2, **limits: float) -> "World":
+    """A world with small limits, some of them changed."""
+    return World(replace(LIMITS, **limits), num_blocks=num_blocks, depth=depth)  # type: ignore[arg-type]
 
 
 class World:
@@ -82,36 +70,14 @@ class World:
         max_tokens: int,
         *,
         route: str = "local",
-        num_choices: int = 1,
-        ends: tuple[int, ...] = (),
-        min_tokens: int = 0,
-        penalty: float = 0.0,
         admit: bool = True,
+        **wishes: Any,
     ) -> Asked:
-        """A request arrives. Its tokens are like no other request's."""
-        number = len(self.asked)
-        sampling = SamplingParams(
-            max_tokens=max_tokens, min_tokens=min_tokens, presence_penalty=penalty, seed=number
-        )
-        choices = tuple(range(num_choices))
-        sequence = Sequence(
-            key=RequestKey(f"r{number}", 0),
-            choices=choices,
-            sampling=sampling,
-            prompt_len=prompt_len,
-            token_ids=[(number * 7 + i * (number + 3)) % VOCAB_SIZE for i in range(prompt_len)],
-            end_token_ids=ends,
-            max_len=prompt_len + max_tokens,
-            arrived_s=self.clock.now_s(),
-        )
+        """A request arrives; ``wishes`` are those of ``make_asked``."""
+        number, now_s = len(self.asked), self.clock.now_s()
+        asked = make_asked(self.model, number, now_s, route, prompt_len, max_tokens, **wishes)
+        sequence = asked.living[0]
         assert self.scheduler.fits(sequence)
-        asked = Asked(
-            sequence.key,
-            route,
-            {choice: self._answer(sequence, choice) for choice in choices},
-            {choice: [] for choice in choices},
-            dict.fromkeys(choices, sequence),
-        )
         self.asked[asked.key] = asked
         self._sequences.append(sequence)
         self.scheduler.add(sequence)
@@ -126,12 +92,12 @@ class World:
         while self.executor.num_in_flight < self.depth:
             computing, not_started = self._computing(), self._not_started()
             batch = self.scheduler.next_batch()
-            self._check_victims(computing, not_started)
+            check_victims(computing, not_started, still_not_started=self._not_started())
             if batch is None:
                 break
             planned = True
             self.batches.append(batch)
-            self._check_batch(batch)
+            check_budgets(batch, self._sequences, self._budgeted, self.limits)
             self.executor.submit(batch)
             self.check()
         self.act()
@@ -150,6 +116,20 @@ class World:
             return False
         self.apply()
         return True
+
+    def step_until(self, done: Callable[[], object]) -> None:
+        """Take turns, without anything new from outside, until ``done()``."""
+        for _ in range(100):
+            if done():
+                return
+            self.step()
+            self.clock.advance(0.001)
+        raise AssertionError("not within 100 steps")
+
+    @property
+    def copies(self) -> list[BlockCopy]:
+        """All copies that were planned so far."""
+        return [copy for batch in self.batches for copy in batch.copies]
 
     def bring_first_tokens(self, leg: Leg) -> None:
         """The prefill node has sent the leg's first tokens."""
@@ -355,16 +335,6 @@ class World:
     def _is_done(self, asked: Asked) -> bool:
         return asked.aborted or len(asked.ended) == len(asked.expected)
 
-    def _answer(self, sequence: Sequence, choice: int) -> list[int]:
-        return self.model.answer(
-            sequence.token_ids,
-            sequence.sampling,
-            choice,
-            prompt_len=sequence.prompt_len,
-            end_token_ids=sequence.end_token_ids,
-            max_len=sequence.max_len,
-        )
-
     def _computing(self) -> list[Sequence]:
         return [s for s in self._sequences if s.slot is not None]
 
@@ -373,27 +343,3 @@ class World:
         started = {leg.sequence for leg in self.legs if leg.has_first_tokens}
         reserved = [s for s in self._sequences if s.blocks and s.slot is None and not s.over]
         return [s for s in reserved if s not in started]
-
-    def _check_victims(self, computing: list[Sequence], not_started: list[Sequence]) -> None:
-        """Withdraw before preempting, youngest first."""
-        for group in (computing, not_started):
-            latest = max((s.arrived_s for s in group if not s.over), default=0.0)
-            assert all(s.arrived_s >= latest for s in group if s.over), "not the youngest"
-        if any(s.over for s in computing):
-            assert not self._not_started(), "preempted before all was withdrawn"
-
-    def _check_batch(self, batch: Batch) -> None:
-        """The step's budgets."""
-        limits = self.limits
-        assert batch.num_tokens <= limits.max_num_batched_tokens
-        by_slot = {s.slot: s for s in self._sequences if s.slot is not None}
-        routed: list[int] = []
-        fallback: list[int] = []
-        for chunk in batch.chunks:
-            sequence = by_slot[chunk.slot]
-            if chunk.start + chunk.length <= sequence.num_prompt:
-                is_routed = self._budgeted[sequence] and limits.local_prefill_tokens
-                (routed if is_routed else fallback).append(chunk.length)
-        assert sum(routed) <= limits.local_prefill_tokens
-        assert len(fallback) <= 1, "two fallbacks in one step"
-        assert sum(fallback) <= limits.fallback_chunk
