@@ -3,7 +3,7 @@
 import pytest
 
 from tests.decode_node.asked import Asked
-from tests.decode_node.world import World, make_world
+from tests.decode_node.world import MAX_FAILURES, World, make_world
 
 
 def prompt_lengths(world: World, asked: Asked) -> list[int]:
@@ -28,11 +28,14 @@ def test_routed_prompts_share_the_local_budget_of_a_step():
 
 def test_fallbacks_are_computed_one_at_a_time_oldest_first():
     world = make_world(fallback_chunk=4)
-    world.clock.advance(1)
-    younger = world.ask(6, 4, route="fallback", admit=False)
-    older = world.ask(6, 4, route="fallback", admit=False)
-    for sequence in older.living.values():
-        sequence.arrived_s = 0.0
+    older = world.ask(6, 4, route="remote")
+    world.clock.advance(0.1)
+    younger = world.ask(6, 4, route="fallback")
+    for _ in range(MAX_FAILURES):
+        world.fail(world.legs[0])
+        world.drain(world.legs[0])
+        world.scheduler.admit()
+        world.act()
     for _ in range(4):
         world.step()
     assert [prompt_lengths(world, a) for a in (older, younger)] == [[4, 2], [4, 2]]

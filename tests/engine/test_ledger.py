@@ -373,7 +373,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
 TestAnyOrder = LedgerMachine.TestCase
 TestAnyOrder.settings = settings(
-    max_examples=60,
+    max_examples=120,
     stateful_step_count=40,
     deadline=None,
     print_blob=False,

@@ -98,7 +98,7 @@ class PrefillMachine(RuleBasedStateMachine):
 
 
 QUICK = settings(
-    max_examples=60,
+    max_examples=120,
     stateful_step_count=40,
     deadline=None,
     print_blob=False,
