@@ -111,7 +111,7 @@ def _check(setting: Setting) -> Result:
         with served(setting.overrides(), "--name", "accept") as cluster:
             golden = _run_check(cluster, "check_golden.py", "--golden", str(_golden_file()))
             bad_input = _run_check(cluster, "check_bad_input.py")
-            routes = cluster.wait_until_all_blocks_are_free()["routes"]
+            routes = cluster.wait_until_idle()["routes"]
             num_disaggregated = routes.pop("disaggregated")
             if any(routes.values()) or not num_disaggregated:
                 problem = f"routes: {routes}"

@@ -32,6 +32,7 @@ def rank_spec(incarnation: Incarnation, rank: int, device_index: int | None) -> 
         max_model_len=cluster.max_model_len,
         num_threads=pool.num_threads,
         attention_backend=pool.attention_backend,
+        gpu_memory_utilization=pool.gpu_memory_utilization if plan.device == "cuda" else None,
     )
     return RankSpec(
         node=plan.name,

@@ -58,8 +58,8 @@ def table(status: Mapping[str, Any]) -> Iterable[str]:
     rows = [("node", "blocks free", "running", "waiting", "ranks (pid)")]
     for node in status["nodes"]:
         ranks = ", ".join(f"{rank['pid']}@{rank['host']}" for rank in node["ranks"])
-        blocks = f"{node['free_blocks']}/{node['total_blocks']}"
-        counts = (str(node["running"]), str(node["waiting"]))
+        blocks = f"{_shown(node['free_blocks'])}/{_shown(node['total_blocks'])}"
+        counts = (_shown(node["running"]), _shown(node["waiting"]))
         rows.append((node["name"], blocks, *counts, ranks or "not connected"))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
@@ -88,3 +88,7 @@ def _url(record: RunRecord) -> str:
 
 def _because(reason: str | None) -> str:
     return f" ({reason})" if reason else ""
+
+
+def _shown(count: int | None) -> str:
+    return "–" if count is None else str(count)

@@ -32,7 +32,8 @@ class Served:
         self.process = process
         self.lines: list[str] = []
         self._fresh: queue.Queue[str | None] = queue.Queue()
-        threading.Thread(target=self._read, daemon=True).start()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
         self.http_url = ""
         self.grpc_address = ""
 
@@ -63,20 +64,18 @@ class Served:
         assert isinstance(status, dict)
         return status
 
-    def wait_until_all_blocks_are_free(self) -> dict[str, Any]:
-        """The status once every node says so; nodes report once a second."""
+    def wait_until_idle(self) -> dict[str, Any]:
+        """The status once all is ready, nothing runs and every block is free.
+
+        Nodes report once a second. Raises ServeFailedError where it takes long.
+        """
         deadline_s = time.monotonic() + SETTLE_TIMEOUT_S
         while True:
             status = self.status()
-            nodes = status["nodes"]
-            if all(
-                node["free_blocks"] == node["total_blocks"] > 0
-                and node["running"] == node["waiting"] == 0
-                for node in nodes
-            ):
+            if status["state"] == "ready" and all(map(_is_idle, status["nodes"])):
                 return status
             if time.monotonic() > deadline_s:
-                raise ServeFailedError(f"blocks are not free: {json.dumps(status, indent=2)}")
+                raise ServeFailedError(f"not idle: {json.dumps(status, indent=2)}")
             time.sleep(0.5)
 
     def post(self, path: str, body: Mapping[str, object], timeout_s: float = 120) -> dict[str, Any]:
@@ -93,14 +92,22 @@ class Served:
         """Send a signal and wait for the end; the exit status."""
         if self.process.poll() is None:
             self.process.send_signal(number)
-        return self.process.wait(timeout=STOP_TIMEOUT_S)
+        status = self.process.wait(timeout=STOP_TIMEOUT_S)
+        self._reader.join(timeout=STOP_TIMEOUT_S)
+        return status
 
     def _read(self) -> None:
         assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.lines.append(line.rstrip("\n"))
-            self._fresh.put(self.lines[-1])
+        with self.process.stdout as out:
+            for line in out:
+                self.lines.append(line.rstrip("\n"))
+                self._fresh.put(self.lines[-1])
         self._fresh.put(None)
+
+
+def _is_idle(node: dict[str, Any]) -> bool:
+    all_free = bool(node["total_blocks"]) and node["free_blocks"] == node["total_blocks"]
+    return all_free and node["running"] == node["waiting"] == 0
 
 
 @contextmanager

@@ -17,10 +17,10 @@ STATUS = {
             "name": "prefill-0",
             "role": "prefill",
             "ranks": [],
-            "free_blocks": 0,
-            "total_blocks": 0,
-            "running": 0,
-            "waiting": 0,
+            "free_blocks": None,
+            "total_blocks": None,
+            "running": None,
+            "waiting": None,
         },
         {
             "name": "decode-0",
@@ -71,7 +71,7 @@ def test_the_table_shows_nodes_and_routes(url: str, capsys: pytest.CaptureFixtur
     head, columns, prefill, decode, routes = capsys.readouterr().out.splitlines()
     assert head.endswith(": degraded (prefill-0: not connected)")
     assert columns.split() == ["node", "blocks", "free", "running", "waiting", "ranks", "(pid)"]
-    assert prefill.split() == ["prefill-0", "0/0", "0", "0", "not", "connected"]
+    assert prefill.split() == ["prefill-0", "–/–", "–", "–", "not", "connected"]
     assert decode.split() == ["decode-0", "1480/1489", "2", "1", "11@127.0.0.1,", "12@127.0.0.1"]
     assert routes == "routes: 5 disaggregated, 7 local, 0 fallback"
 

@@ -1,0 +1,53 @@
+"""Float32 answers through prefill, handoff and decode are those of an independent implementation,
+whatever moves the KV and however many ranks each side has.
+"""
+
+import signal
+
+import pytest
+
+from tests.cluster.golden import SHORT_CASES, ask_all
+from tests.cluster.processes import descendants, wait_until_gone
+from tests.cluster.served import served
+
+pytestmark = [pytest.mark.ray, pytest.mark.model, pytest.mark.timeout(400)]
+
+
+@pytest.mark.parametrize(
+    ("transport", "prefill_ranks", "decode_ranks"),
+    [("gloo", 1, 1), ("grpc", 3, 1), ("gloo", 1, 3)],
+)
+def test_tokens_through_a_handoff_equal_the_references(
+    transport: str, prefill_ranks: int, decode_ranks: int
+) -> None:
+    overrides = {
+        "kv_transfer.transport": transport,
+        "prefill.tensor_parallel_size": prefill_ranks,
+        "decode.tensor_parallel_size": decode_ranks,
+        "router.local_prefill_below": 0,
+    }
+    with served(overrides) as cluster:
+        for answer in ask_all(cluster, SHORT_CASES):
+            assert answer["timeline"]["route"] == "disaggregated"
+            assert answer["timeline"]["transport"] == transport
+            assert answer["timeline"]["kv_bytes"] > 0
+        status = cluster.wait_until_idle()
+        assert status["routes"] == {
+            "disaggregated": len(SHORT_CASES),
+            "local": 0,
+            "fallback": 0,
+        }
+        assert [len(node["ranks"]) for node in status["nodes"]] == [prefill_ranks, decode_ranks]
+        below = descendants(cluster.process.pid)
+        assert len(below) > 2 + prefill_ranks + decode_ranks
+    assert cluster.process.returncode == 0
+    assert wait_until_gone(below, timeout_s=5) == {}
+
+
+def test_nothing_computes_on_when_the_command_itself_is_killed() -> None:
+    with served({}) as cluster:
+        below = descendants(cluster.process.pid)
+        ours = {pid: name for pid, name in below.items() if "Actor" in name}
+        assert len(ours) == 2 + 2 + 1, below  # two fronts, two ranks, the router
+        cluster.stop(signal.SIGKILL)
+        assert wait_until_gone(ours, timeout_s=30) == {}
