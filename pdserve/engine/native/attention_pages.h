@@ -1,16 +1,28 @@
 /* Work on pages of the KV cache as they lie; included once for each element TYPE of the cache. */
 
-/* scores[r][j] = q[r] . k[j]: `rows` and `size` are constants where this is called. */
+/* scores[r][j] = q[r] . k[j]: `rows`, `keys` and mostly `size` are constants where it is called. */
+INLINE void NAME(dot_keys)(float *restrict scores, const float *restrict q, const TYPE *restrict k,
+                           int rows, int keys, int64_t size) {
+    vec sums[4][4] = {0};
+    for (int64_t i = 0; i < size; i += LANES)
+        for (int j = 0; j < keys; j++) {
+            vec key = LOAD_VEC(k + j * size + i);
+            for (int r = 0; r < rows; r++) sums[r][j] += load_vec_f32(q + r * size + i) * key;
+        }
+    for (int r = 0; r < rows; r++) {
+        float *to = scores + r * KEYS;
+        if (keys == 4)
+            store_sums(to, sums[r][0], sums[r][1], sums[r][2], sums[r][3]);
+        else
+            to[0] = sum_of(sums[r][0]);
+    }
+}
+
 INLINE void NAME(dot_rows)(float *restrict scores, const float *restrict q, const TYPE *restrict k,
                            int64_t n, int rows, int64_t size) {
-    for (int64_t j = 0; j < n; j++) {
-        vec sums[4] = {0};
-        for (int64_t i = 0; i < size; i += LANES) {
-            vec key = LOAD_VEC(k + j * size + i);
-            for (int r = 0; r < rows; r++) sums[r] += load_vec_f32(q + r * size + i) * key;
-        }
-        for (int r = 0; r < rows; r++) scores[r * KEYS + j] = sum_of(sums[r]);
-    }
+    int64_t j = 0;
+    for (; j + 4 <= n; j += 4) NAME(dot_keys)(scores + j, q, k + j * size, rows, 4, size);
+    for (; j < n; j++) NAME(dot_keys)(scores + j, q, k + j * size, rows, 1, size);
 }
 
 /* out[r] += sum of weights[r][j] * v[j], `vecs` vectors of columns at once. */
@@ -37,9 +49,10 @@ INLINE void NAME(mix_rows)(float *restrict out, const float *restrict weights,
 }
 
 /* Four rows at a time, so that they stay in registers; `size` is a constant for common head sizes. */
-INLINE void NAME(score_run)(const struct tile *tile, const TYPE *k, int64_t n, int64_t size) {
+INLINE void NAME(score_run)(const struct tile *tile, int64_t column, const TYPE *k, int64_t n,
+                            int64_t size) {
     for (int64_t r = 0; r < tile->rows; r += 4) {
-        float *scores = tile->scores + r * KEYS;
+        float *scores = tile->scores + r * KEYS + column;
         const float *q = tile->q + r * size;
         switch (tile->rows - r) {
             case 1: NAME(dot_rows)(scores, q, k, n, 1, size); break;
@@ -50,10 +63,11 @@ INLINE void NAME(score_run)(const struct tile *tile, const TYPE *k, int64_t n, i
     }
 }
 
-INLINE void NAME(mix_run)(const struct tile *tile, const TYPE *v, int64_t n, int64_t size) {
+INLINE void NAME(mix_run)(const struct tile *tile, int64_t column, const TYPE *v, int64_t n,
+                          int64_t size) {
     for (int64_t r = 0; r < tile->rows; r += 4) {
         float *out = tile->out + r * size;
-        const float *weights = tile->scores + r * KEYS;
+        const float *weights = tile->scores + r * KEYS + column;
         switch (tile->rows - r) {
             case 1: NAME(mix_rows)(out, weights, v, n, 1, size); break;
             case 2: NAME(mix_rows)(out, weights, v, n, 2, size); break;
@@ -63,34 +77,41 @@ INLINE void NAME(mix_run)(const struct tile *tile, const TYPE *v, int64_t n, int
     }
 }
 
-/* Pages lie anywhere in memory: no hardware prefetcher knows the next one. */
-INLINE void NAME(prefetch)(const TYPE *page, int64_t n) {
-    for (int64_t i = 0; i < n; i += 64 / sizeof(TYPE)) __builtin_prefetch(page + i);
+/* K of the page that holds the position; `offset`: of the head and layer. */
+INLINE const TYPE *NAME(page_at)(const struct plan *plan, int64_t chunk, int64_t offset,
+                                 int64_t position) {
+    return (const TYPE *)plan->kv + offset + key_offset(plan, chunk, position);
 }
 
-/* Attends to all positions that the tile sees, page by page. `offset`: of the head and layer. */
+/* Positions from `at` on that lie in one page, and before `end`. */
+INLINE int64_t NAME(run_at)(const struct plan *plan, int64_t at, int64_t end) {
+    return smaller(plan->block_size - at % plan->block_size, end - at);
+}
+
+/* Attends to all positions that the tile sees, KEYS at a time, page by page where they lie. */
+INLINE void NAME(attend_sized)(const struct plan *plan, struct tile *tile, int64_t chunk,
+                               int64_t offset, int64_t size) {
+    int64_t v_offset = plan->block_size * size, n;
+    for (int64_t at = larger(0, tile->first + 1 - plan->window); at < tile->end; at += KEYS) {
+        int64_t end = smaller(at + KEYS, tile->end);
+        for (int64_t p = at; p < end; p += n) {
+            n = NAME(run_at)(plan, p, end);
+            NAME(score_run)(tile, p - at, NAME(page_at)(plan, chunk, offset, p), n, size);
+        }
+        absorb(plan, tile, at, end - at);
+        for (int64_t p = at; p < end; p += n) {
+            n = NAME(run_at)(plan, p, end);
+            NAME(mix_run)(tile, p - at, NAME(page_at)(plan, chunk, offset, p) + v_offset, n, size);
+        }
+    }
+}
+
 static void NAME(attend_pages)(const struct plan *plan, struct tile *tile, int64_t chunk,
                                int64_t offset) {
-    int64_t size = plan->head_size, block_size = plan->block_size, n;
-    for (int64_t at = larger(0, tile->first + 1 - plan->window); at < tile->end; at += n) {
-        n = smaller(smaller(block_size - at % block_size, tile->end - at), KEYS);
-        const TYPE *k = (const TYPE *)plan->kv + offset + key_offset(plan, chunk, at);
-        const TYPE *v = k + block_size * size;
-        int64_t after = at + n < tile->end ? at + n : at;
-        const TYPE *next = (const TYPE *)plan->kv + offset + key_offset(plan, chunk, after);
-        NAME(prefetch)(next, n * size);
-        switch (size) {
-            case 64: NAME(score_run)(tile, k, n, 64); break;
-            case 128: NAME(score_run)(tile, k, n, 128); break;
-            default: NAME(score_run)(tile, k, n, size);
-        }
-        absorb(plan, tile, at, n);
-        NAME(prefetch)(next + block_size * size, n * size);
-        switch (size) {
-            case 64: NAME(mix_run)(tile, v, n, 64); break;
-            case 128: NAME(mix_run)(tile, v, n, 128); break;
-            default: NAME(mix_run)(tile, v, n, size);
-        }
+    switch (plan->head_size) { /* a constant where that is common */
+        case 64: NAME(attend_sized)(plan, tile, chunk, offset, 64); break;
+        case 128: NAME(attend_sized)(plan, tile, chunk, offset, 128); break;
+        default: NAME(attend_sized)(plan, tile, chunk, offset, plan->head_size);
     }
 }
 

@@ -5,7 +5,6 @@
 #include <string.h>
 
 #if defined(__AVX512F__)
-#include <immintrin.h>
 #define LANES 16 /* floats in a vector register */
 #else
 #define LANES 8
@@ -44,14 +43,35 @@ INLINE vec load_vec_bf16(const bf16 *p) {
 
 INLINE void store_vec(float *p, vec x) { *(unaligned_vec *)p = x; }
 
-INLINE float sum_of(vec x) {
-#if defined(__AVX512F__)
-    return _mm512_reduce_add_ps((__m512)x);
+#if LANES == 16
+#define SHUFFLE(a, b, i0, i1, i2, i3)                                                             \
+    __builtin_shuffle(a, b, (words){i0, i1, i2, i3, i0 + 4, i1 + 4, i2 + 4, i3 + 4, i0 + 8, i1 + 8, \
+                                    i2 + 8, i3 + 8, i0 + 12, i1 + 12, i2 + 12, i3 + 12})
+#define ROTATE(a, by)                                                                      \
+    __builtin_shuffle(a, (words){by, 1 + by, 2 + by, 3 + by, 4 + by, 5 + by, 6 + by, 7 + by, \
+                                 8 + by, 9 + by, 10 + by, 11 + by, 12 + by, 13 + by, 14 + by, 15 + by})
 #else
+#define SHUFFLE(a, b, i0, i1, i2, i3) \
+    __builtin_shuffle(a, b, (words){i0, i1, i2, i3, i0 + 4, i1 + 4, i2 + 4, i3 + 4})
+#define ROTATE(a, by) \
+    __builtin_shuffle(a, (words){by, 1 + by, 2 + by, 3 + by, 4 + by, 5 + by, 6 + by, 7 + by})
+#endif
+
+typedef float quad __attribute__((vector_size(16), aligned(4)));
+
+/* The sums over the lanes of four vectors at once, in fewer steps than one by one. */
+INLINE void store_sums(float *to, vec a, vec b, vec c, vec d) {
+    vec ab = SHUFFLE(a, b, 0, LANES, 1, LANES + 1) + SHUFFLE(a, b, 2, LANES + 2, 3, LANES + 3);
+    vec cd = SHUFFLE(c, d, 0, LANES, 1, LANES + 1) + SHUFFLE(c, d, 2, LANES + 2, 3, LANES + 3);
+    vec sums = SHUFFLE(ab, cd, 0, 1, LANES, LANES + 1) + SHUFFLE(ab, cd, 2, 3, LANES + 2, LANES + 3);
+    for (int by = LANES / 2; by >= 4; by /= 2) sums += by == 8 ? ROTATE(sums, 8) : ROTATE(sums, 4);
+    *(quad *)to = (quad){sums[0], sums[1], sums[2], sums[3]};
+}
+
+INLINE float sum_of(vec x) {
     float total = 0;
     for (int i = 0; i < LANES; i++) total += x[i];
     return total;
-#endif
 }
 
 /* e^x within 2 units of the last place; for x < -87 a tiny number, never more than e^87. */
