@@ -19,6 +19,7 @@ from typing import Any
 import ray
 
 from pdserve.cluster.resolve import Hardware
+from pdserve.cluster.signals import SIGNALS
 from pdserve.core.errors import ConfigError
 
 NAMESPACE = "pdserve"
@@ -75,12 +76,28 @@ def _children_in_groups_of_their_own() -> Iterator[None]:
 
 
 def _init(**options: Any) -> None:  # noqa: ANN401  (Ray's own)
-    """Connect quietly, without Ray's hand on the signals of this process."""
-    handler = signal.getsignal(signal.SIGTERM)
+    """Connect quietly, without Ray's hand on the signals of this process.
+
+    A first signal is acted on only when Ray is up: half started, it could not be ended in order.
+    """
+    came: list[int] = []
+
+    def remember(number: int, frame: object) -> None:
+        if came:
+            raise KeyboardInterrupt
+        came.append(number)
+
+    handlers = {number: signal.signal(number, remember) for number in SIGNALS}
     try:
         ray.init(log_to_driver=False, logging_level=logging.ERROR, namespace=NAMESPACE, **options)
+    except SystemExit:  # of the handler that Ray puts in at its end
+        came.append(signal.SIGTERM)
     finally:
-        signal.signal(signal.SIGTERM, handler)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    if came:
+        ray.shutdown()
+        raise KeyboardInterrupt
 
 
 def _hardware() -> Hardware:

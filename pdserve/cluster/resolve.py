@@ -77,7 +77,7 @@ def resolve(config: ClusterConfig, model: ModelSpec, hardware: Hardware) -> Reso
         *_nodes(Role.DECODE, config.decode),
     )
     for plan in nodes:
-        _check_tensor_parallel(config, plan, model)
+        _check_shares(config, plan, model)
     _check_fits(nodes, hardware)
     _check_reachable(config, hardware)
     _check_classes(config, nodes)
@@ -122,7 +122,7 @@ def _device(role: Role, pool: PrefillConfig | DecodeConfig) -> str:
     return pool.device
 
 
-def _check_tensor_parallel(config: ClusterConfig, plan: NodePlan, model: ModelSpec) -> None:
+def _check_shares(config: ClusterConfig, plan: NodePlan, model: ModelSpec) -> None:
     key, tp_size = f"{plan.role}.tensor_parallel_size", plan.pool.tensor_parallel_size
     for what, count in (
         ("attention heads", model.num_heads),
@@ -131,7 +131,7 @@ def _check_tensor_parallel(config: ClusterConfig, plan: NodePlan, model: ModelSp
         if count % tp_size:
             raise ConfigError(f"{key}: {tp_size} ranks cannot share {count} {what} evenly")
     try:
-        KvLayout(
+        layout = KvLayout(
             num_layers=model.num_layers,
             num_kv_heads=model.num_kv_heads,
             head_size=model.head_size,
@@ -141,6 +141,11 @@ def _check_tensor_parallel(config: ClusterConfig, plan: NodePlan, model: ModelSp
         )
     except ConfigError as error:
         raise ConfigError(f"{plan.role}.{error}") from error
+    if plan.device == "cpu" and plan.pool.kv_cache_bytes < layout.block_stride_bytes:
+        raise ConfigError(
+            f"{plan.role}.kv_cache_bytes: {plan.pool.kv_cache_bytes} hold no block; one takes "
+            f"{layout.block_stride_bytes} bytes"
+        )
 
 
 def _check_fits(nodes: tuple[NodePlan, ...], hardware: Hardware) -> None:

@@ -21,9 +21,8 @@ def serve(config: ClusterConfig, name: str | None, grace_s: float, console: Cons
     try:
         with terminating_as_interrupt(), opened_site(config, name, console.say) as opened:
             asyncio.run(_serve(opened, grace_s, console, began_s))
-    except KeyboardInterrupt:  # where no loop catches signals
-        console.say("stopped", "at once")
-        return 0
+    except KeyboardInterrupt:  # where no loop catches signals: before it serves, or for good
+        pass
     console.say("stopped", "nothing runs any more")
     return 0
 

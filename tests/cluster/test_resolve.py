@@ -87,6 +87,7 @@ def test_a_cluster_needs_cpus_for_ranks_fronts_and_router() -> None:
     [
         ({"prefill": {"tensor_parallel_size": 2}}, "prefill.tensor_parallel_size: 2 ranks .* 9"),
         ({"decode": {"tensor_parallel_size": 9}}, "decode.tensor_parallel_size: 9 ranks .* 1536"),
+        ({"decode": {"kv_cache_bytes": 1000}}, "decode.kv_cache_bytes: 1000 hold no .* 737280"),
         ({"model": {"max_model_len": 9000}}, "model.max_model_len: got 9000, .* 8192"),
         ({"kv_transfer": {"transport": "nccl"}}, "kv_transfer.transport: nccl needs GPUs"),
         ({"prefill": {"device": "cuda"}}, "prefill.device: cuda needs prefill.resources.num_gpus"),

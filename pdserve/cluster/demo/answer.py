@@ -7,7 +7,7 @@ from pdserve.cluster.demo.questions import Question
 from pdserve.core.request import RouteTaken
 from pdserve.core.timeline import Timeline
 
-KIB, MIB = 1 << 10, 1 << 20
+MIB = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +48,7 @@ def stage_table(answer: Answer) -> Iterator[str]:
     rows = [
         ("route", str(timeline.route), f"{answer.prompt_tokens} prompt tokens"),
         *((stage.name, _ms(stage.duration_s), stage.node) for stage in timeline.stages),
-        ("KV moved", _bytes(timeline.kv_bytes), _transport(timeline)),
+        ("KV moved", _bytes(timeline.kv_bytes), _moved(timeline)),
         ("first token", _ms(answer.first_token_s), "as the client saw it"),
         ("per token", _ms(answer.per_token_s), f"{answer.completion_tokens} output tokens"),
     ]
@@ -61,8 +61,11 @@ def _ms(duration_s: float | None) -> str:
 
 
 def _bytes(count: int) -> str:
-    return f"{count / MIB:,.1f} MiB" if count >= MIB else f"{count / KIB:,.1f} KiB"
+    return f"{count / MIB:,.1f} MiB"
 
 
-def _transport(timeline: Timeline) -> str:
-    return f"over {timeline.transport}" if timeline.transport else "nothing to move"
+def _moved(timeline: Timeline) -> str:
+    if timeline.transport is None:
+        return "nothing to move"
+    waited_s = sum(stage.duration_s for stage in timeline.stages if stage.name == "transfer")
+    return f"over {timeline.transport}, all there {_ms(waited_s)} after the first token was known"

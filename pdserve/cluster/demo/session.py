@@ -31,6 +31,7 @@ def demonstrate(config: ClusterConfig, console: Console) -> int:
             status = asyncio.run(_demonstrate(opened, console))
     except KeyboardInterrupt:
         status = INTERRUPTED
+    console.say("stopped", "nothing runs any more")
     console.say("demo", f"{_word(status)} after {time.monotonic() - began_s:.0f} s")
     return status
 
