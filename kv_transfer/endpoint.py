@@ -42,6 +42,7 @@ from pdserve.core.kv_layout import KvLayout
 logger = logging.getLogger(__name__)
 
 MAX_TICK_S = 1.0
+MAX_WINDOW = 4  # frames; more only fill buffers
 LISTEN_LOCALLY = partial(GrpcWire, host="127.0.0.1")
 
 
@@ -82,7 +83,9 @@ class KvEndpoint:
             rank=rank,
             layout=layout,
             pieces=pieces,
-            config=config,
+            frame_bytes=config.frame_bytes,
+            window=min(MAX_WINDOW, config.staging_bytes // config.frame_bytes),
+            timeout_s=config.timeout_s,
             clock=clock,
             wire=self._wire,
             links=LinkSetting(

@@ -20,16 +20,16 @@ class Held:
 
 
 class HeldFrames:
-    """Owns them. ``window`` bounds those of one link: an honest sender has no more unanswered."""
+    """Owns them."""
 
-    def __init__(self, *, window: int, patience_s: float) -> None:
-        self._window = window
+    def __init__(self, *, max_per_link: int, patience_s: float) -> None:
+        self._max_per_link = max_per_link
         self._patience_s = patience_s
         self._frames: list[Held] = []
 
     def hold(self, held: Held) -> bool:
         """False if the link has too many already."""
-        if sum(other.link_id == held.link_id for other in self._frames) >= self._window:
+        if sum(other.link_id == held.link_id for other in self._frames) >= self._max_per_link:
             return False
         self._frames.append(held)
         return True

@@ -66,6 +66,6 @@ class InboundLink:
     def check(self, now_s: float) -> None:
         """Raises TransferTimeoutError if the other side is too late."""
         self.link.check(now_s)
-        timeout_s = self._local.config.timeout_s
+        timeout_s = self._local.timeout_s
         if now_s - self._heard_s > timeout_s:
             raise TransferTimeoutError(f"the sender was silent for {timeout_s} s")

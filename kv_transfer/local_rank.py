@@ -8,12 +8,10 @@ from kv_transfer.messages import Hello
 from kv_transfer.pieces import Pieces
 from kv_transfer.transports.transport import LinkSetting, Wire
 from pdserve.core.clock import Clock
-from pdserve.core.config import KvTransferConfig
 from pdserve.core.errors import HandshakeError
 from pdserve.core.kv_layout import KvLayout
 
 LINK_VERSION = 1
-MAX_WINDOW = 4  # frames on a link that are not yet answered; more only fill buffers
 SAME_FRONT = "the front told something else; connect the nodes again"
 
 
@@ -25,24 +23,22 @@ class LocalRank:
     rank: int
     layout: KvLayout
     pieces: Pieces
-    config: KvTransferConfig
+    frame_bytes: int  # payload of a frame, at most, unless one head of one piece is larger
+    window: int  # frames on a link that are not yet answered, at most
+    timeout_s: float
     clock: Clock
     wire: Wire
     links: LinkSetting
     events: SimpleQueue[KvEvent]
 
     @property
-    def window(self) -> int:
-        return min(MAX_WINDOW, self.config.staging_bytes // self.config.frame_bytes)
-
-    @property
     def heartbeat_s(self) -> float:
-        return self.config.timeout_s / 4
+        return self.timeout_s / 4
 
     @property
     def patience_s(self) -> float:
         """For what the other side's front must do first; ends before the sender's deadline."""
-        return self.config.timeout_s / 2
+        return self.timeout_s / 2
 
     def hello(self, transport: str) -> Hello:
         return Hello(

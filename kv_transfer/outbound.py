@@ -106,7 +106,7 @@ class OutboundLink:
     def check(self, now_s: float) -> None:
         """Speak up if it was quiet. Raises TransferTimeoutError if the other side is too late."""
         self.link.check(now_s)
-        timeout_s = self._local.config.timeout_s
+        timeout_s = self._local.timeout_s
         oldest = min((frame.sent_s for frame in self._in_flight.values()), default=now_s)
         if not self.is_up and now_s - self._opened_s > timeout_s:
             raise TransferTimeoutError(f"the link did not come up within {timeout_s} s")
@@ -122,7 +122,7 @@ class OutboundLink:
         self.link.send(message)
 
     def _blank(self) -> Payload:
-        return self._local.pieces.blank(self._local.config.frame_bytes)
+        return self._local.pieces.blank(self._local.frame_bytes)
 
     def _fit(self, payload: Payload) -> Payload:
         return payload if self.link.is_on_device else in_host_memory(payload)

@@ -112,7 +112,8 @@ class DevicePieces:
             self._stream = torch.cuda.Stream(kv.device)  # type: ignore[no-untyped-call]
 
     def blank(self, num_bytes: int) -> Payload:
-        return torch.zeros(num_bytes, dtype=torch.uint8, device=self._kv.device)
+        with self._copying():
+            return torch.zeros(num_bytes, dtype=torch.uint8, device=self._kv.device)
 
     def gather(
         self, blocks: Sequence[BlockId], pieces: range, heads: range, *, unit: int

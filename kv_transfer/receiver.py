@@ -22,7 +22,7 @@ from kv_transfer.held_frames import Held, HeldFrames
 from kv_transfer.inbound import InboundLink
 from kv_transfer.incoming import Incoming
 from kv_transfer.lobby import Lobby
-from kv_transfer.local_rank import MAX_WINDOW, LocalRank, check_hello
+from kv_transfer.local_rank import LocalRank, check_hello
 from kv_transfer.messages import Frame, Heartbeat, Hello, Message
 from kv_transfer.pieces import Payload
 from kv_transfer.reshard import (
@@ -48,6 +48,8 @@ from pdserve.core.request import HandoffId
 
 logger = logging.getLogger(__name__)
 
+MAX_HELD = 8  # frames of one link that wait to be expected; no honest sender has more unanswered
+
 
 @dataclass(slots=True)
 class _Peer:
@@ -69,7 +71,7 @@ class Receiver:
         self._links: dict[LinkId, InboundLink] = {}
         self._link_of: dict[Stream, LinkId] = {}
         self._handoffs: dict[HandoffId, Incoming] = {}
-        self._held = HeldFrames(window=MAX_WINDOW, patience_s=local.patience_s)
+        self._held = HeldFrames(max_per_link=MAX_HELD, patience_s=local.patience_s)
         self._settled = Settled()
 
     def accept(self, peer: Peer) -> None:

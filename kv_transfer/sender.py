@@ -219,7 +219,7 @@ class Sender:
             first,
             {link_id: len(outbound.heads) for link_id, outbound in connected.links.items()},
             grid=PieceGrid(unit, layout.block_size),
-            cutter=FrameCutter(cell_bytes(layout, unit), self._local.config.frame_bytes),
+            cutter=FrameCutter(cell_bytes(layout, unit), self._local.frame_bytes),
         )
         self._handoffs[first.handoff] = outgoing
         return outgoing

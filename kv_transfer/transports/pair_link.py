@@ -38,6 +38,9 @@ class PairLink:
         self.is_on_device = device.type != "cpu"
         self._stream = stream
         self._device = device
+        self._memory_stream: torch.cuda.Stream | None = None
+        if self.is_on_device:
+            self._memory_stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._pair = Pair(stream, setting, make_group)
         self._has_begun = False
         self._has_met = False
@@ -99,11 +102,19 @@ class PairLink:
         if not self._has_begun:
             self._begin(is_offered=False)
             self._pair.host()
-        data = torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
-        self._announced[parcel] = message, data
+        self._announced[parcel] = message, self._buffer(num_bytes)
         if self._has_met:
             self._clear([parcel])
         return None
+
+    def _buffer(self, num_bytes: int) -> torch.Tensor:
+        """Memory for a payload. On a GPU it belongs to a stream of its own: memory of the stream on
+        which the model runs may still be in use by a step.
+        """
+        if self._memory_stream is None:
+            return torch.empty(num_bytes, dtype=torch.uint8)
+        with torch.cuda.stream(self._memory_stream):
+            return torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
 
     def _begin(self, *, is_offered: bool) -> None:
         """The side that did not dial has the first payload announced to it, and offers."""

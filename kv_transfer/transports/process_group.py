@@ -45,7 +45,9 @@ class _GlooGroup:
         self._group.abort()
 
 
-class _NcclGroup:
+class NcclGroup:
+    """Two GPUs, whose connection is made by the first operation."""
+
     def __init__(self, store: Store, rank: int, setting: LinkSetting) -> None:
         torch.cuda.set_device(setting.device)  # of this thread, which makes all calls but abort
         options = _C10D.ProcessGroupNCCL.Options()
@@ -74,4 +76,4 @@ def gloo_link(stream: Stream, setting: LinkSetting) -> PairLink:
 
 def nccl_link(stream: Stream, setting: LinkSetting) -> PairLink:
     """Payloads from GPU to GPU."""
-    return PairLink(stream, setting, _NcclGroup, setting.device)
+    return PairLink(stream, setting, NcclGroup, setting.device)

@@ -32,6 +32,7 @@ EventT = TypeVar("EventT", bound=KvEvent)
 OpenWire = Callable[[StreamEvents], Wire]
 
 WAIT_S = 20.0
+CPU = torch.device("cpu")
 CONFIG = KvTransferConfig(frame_bytes=1 << 16, staging_bytes=1 << 20, timeout_s=10.0)
 LAYOUT = KvLayout(  # a piece of 16 tokens is 32 KiB of one head
     num_layers=4, num_kv_heads=2, head_size=64, block_size=16, dtype="float32", tp_size=1
@@ -70,13 +71,15 @@ class Node:
         config: KvTransferConfig = CONFIG,
         num_blocks: int = 64,
         padding: int = 16,
+        device: torch.device = CPU,
     ) -> None:
         self.peer_id = peer_id
         self.layout = kv
         self.transport = transport
         dtype = TORCH_DTYPES[kv.dtype]
         size = kv.block_bytes // dtype.itemsize
-        stores = [torch.full((num_blocks, size + padding), 7.0, dtype=dtype) for _ in self.ranks]
+        shape = (num_blocks, size + padding)
+        stores = [torch.full(shape, 7.0, dtype=dtype, device=device) for _ in self.ranks]
         self.caches = [store[:, :size].view(num_blocks, *kv.block_shape) for store in stores]
         self.endpoints = [
             KvEndpoint(
@@ -162,14 +165,17 @@ class Node:
         cut = padded.to(kv.dtype).unflatten(3, (len(table), -1)).permute(3, 0, 1, 2, 4, 5)
         for rank, cache in enumerate(self.caches):
             heads = self.layout.heads_of(rank)
-            cache[list(table)] = cut[:, heads.start : heads.stop]
+            cache[list(table)] = cut[:, heads.start : heads.stop].to(cache.device)
+            if cache.is_cuda:
+                torch.cuda.synchronize(cache.device)  # endpoints read on streams of their own
 
     def holds(self, kv: torch.Tensor, table: Sequence[BlockId]) -> bool:
         """True if every rank has, bit by bit, its heads of the prompt's KV in these blocks."""
         table = table[: self.layout.num_blocks_for(kv.shape[3])]
         for rank, cache in enumerate(self.caches):
             heads = self.layout.heads_of(rank)
-            got = cache[list(table)].permute(1, 2, 3, 0, 4, 5).flatten(3, 4)[:, :, :, : kv.shape[3]]
+            rows = cache[list(table)].cpu().permute(1, 2, 3, 0, 4, 5).flatten(3, 4)
+            got = rows[:, :, :, : kv.shape[3]]
             if not torch.equal(got, kv[heads.start : heads.stop]):
                 return False
         return True
@@ -185,8 +191,11 @@ class Node:
 class World:
     """Makes nodes that can reach each other over one transport, and closes them."""
 
-    def __init__(self, transport: str) -> None:
+    def __init__(
+        self, transport: str, device_of: Callable[[str], torch.device] = lambda peer_id: CPU
+    ) -> None:
         self.transport = transport
+        self.device_of = device_of
         self.open_wire: OpenWire = partial(GrpcWire, host="127.0.0.1")
         if transport == "loopback":
             self.open_wire = LoopbackNetwork().open
@@ -200,7 +209,14 @@ class World:
         config: KvTransferConfig = CONFIG,
         open_wire: OpenWire | None = None,
     ) -> Node:
-        node = Node(peer_id, kv, self.transport, open_wire or self.open_wire, config=config)
+        node = Node(
+            peer_id,
+            kv,
+            self.transport,
+            open_wire or self.open_wire,
+            config=config,
+            device=self.device_of(peer_id),
+        )
         self.nodes.append(node)
         return node
 
@@ -225,8 +241,10 @@ def connect(sender: Node, receiver: Node) -> None:
 
 
 @contextmanager
-def open_world(transport: str) -> Iterator[World]:
-    world = World(transport)
+def open_world(
+    transport: str, device_of: Callable[[str], torch.device] = lambda peer_id: CPU
+) -> Iterator[World]:
+    world = World(transport, device_of)
     try:
         yield world
     finally:

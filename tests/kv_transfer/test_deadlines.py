@@ -16,10 +16,9 @@ from kv_transfer.commands import (
 )
 from kv_transfer.transports.loopback import LoopbackNetwork
 from tests.fakes import FakeClock
-from tests.kv_transfer.nodes import CONFIG, LAYOUT, blocks, handoff
-from tests.kv_transfer.threadless import Rank, connected_pair, peer_of, settle
+from tests.kv_transfer.nodes import LAYOUT, blocks, handoff
+from tests.kv_transfer.threadless import TIMEOUT_S, Rank, connected_pair, peer_of, settle
 
-TIMEOUT_S = CONFIG.timeout_s
 EXPECT = ExpectHandoff(handoff=handoff("a"), peer_id="p", num_tokens=40, blocks=blocks(4, 5, 6))
 PUSH = PushTokens(
     handoff=handoff("a"), peer_id="d", start=0, stop=40, blocks=blocks(1, 2, 3), last=True
@@ -164,3 +163,17 @@ def test_an_unexpected_handoff_does_not_keep_others_from_the_link(
     )
     settle([sender, receiver])
     assert [type(event) for event in receiver.said()] == [HandoffReceived]
+
+
+def test_frames_held_on_a_link_that_broke_are_not_taken_for_those_of_its_successor(
+    pair: tuple[FakeClock, Rank, Rank],
+) -> None:
+    _, sender, receiver = pair
+    sender.sender.push(PUSH)
+    settle([sender, receiver])
+    sender.sender.connect(peer_of([receiver]))
+    settle([sender, receiver])
+    receiver.receiver.expect(EXPECT)
+    settle([sender, receiver])
+    assert not any(isinstance(event, HandoffReceived) for event in receiver.said())
+    assert [type(event) for event in sender.said()] == [HandoffFailed, PeerConnected]

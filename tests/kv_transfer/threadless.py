@@ -12,10 +12,12 @@ from kv_transfer.receiver import Receiver
 from kv_transfer.sender import Sender
 from kv_transfer.transports.loopback import LoopbackNetwork
 from kv_transfer.transports.transport import LinkSetting, StreamEvents, Turns
-from pdserve.core.config import KvTransferConfig
 from pdserve.core.kv_layout import KvLayout
 from tests.fakes import FakeClock
-from tests.kv_transfer.nodes import CONFIG, OpenWire
+from tests.kv_transfer.nodes import OpenWire
+
+TIMEOUT_S = 10.0
+WINDOW = 4
 
 
 class Rank:
@@ -29,8 +31,8 @@ class Rank:
         clock: FakeClock,
         *,
         rank: int = 0,
-        config: KvTransferConfig = CONFIG,
         num_blocks: int = 16,
+        frame_bytes: int = 1 << 16,
     ) -> None:
         self.peer_id = peer_id
         self.rank = rank
@@ -46,14 +48,16 @@ class Rank:
             rank=rank,
             layout=kv,
             pieces=open_pieces(self.cache, kv),
-            config=config,
+            frame_bytes=frame_bytes,
+            window=WINDOW,
+            timeout_s=TIMEOUT_S,
             clock=clock,
             wire=self.wire,
             links=LinkSetting(
                 events=self.inbox,
                 clock=clock,
                 host=self.wire.host,
-                timeout_s=config.timeout_s,
+                timeout_s=TIMEOUT_S,
                 device=self.cache.device,
                 turns=Turns(Lock(), Lock()),
             ),
@@ -103,13 +107,11 @@ def settle(ranks: list[Rank]) -> None:
             is_moving |= rank.take_one() or rank.sender.send_next()
 
 
-def connected_pair(
-    sender: KvLayout, receiver: KvLayout, *, config: KvTransferConfig = CONFIG
-) -> tuple[FakeClock, Rank, Rank]:
+def connected_pair(sender: KvLayout, receiver: KvLayout) -> tuple[FakeClock, Rank, Rank]:
     """Two nodes of one rank, connected, nothing said yet."""
     clock, network = FakeClock(), LoopbackNetwork()
-    first = Rank("p", sender, network.open, clock, config=config)
-    second = Rank("d", receiver, network.open, clock, config=config)
+    first = Rank("p", sender, network.open, clock)
+    second = Rank("d", receiver, network.open, clock)
     second.receiver.accept(AcceptPeer(peer=peer_of([first])).peer)
     first.sender.connect(ConnectPeer(peer=peer_of([second])).peer)
     settle([first, second])
