@@ -3,12 +3,13 @@ whatever moves the KV and however many ranks each side has.
 """
 
 import signal
+import subprocess
 
 import pytest
 
 from tests.cluster.golden import SHORT_CASES, ask_all
 from tests.cluster.processes import descendants, wait_until_gone
-from tests.cluster.served import served
+from tests.cluster.served import PDSERVE, START_TIMEOUT_S, served
 
 pytestmark = [pytest.mark.ray, pytest.mark.model, pytest.mark.timeout(400)]
 
@@ -51,3 +52,23 @@ def test_nothing_computes_on_when_the_command_itself_is_killed() -> None:
         assert len(ours) == 2 + 2 + 1, below  # two fronts, two ranks, the router
         cluster.stop(signal.SIGKILL)
         assert wait_until_gone(ours, timeout_s=30) == {}
+
+
+def test_a_node_that_cannot_start_is_named_and_leaves_nothing() -> None:
+    done = subprocess.run(
+        [
+            *PDSERVE,
+            "serve",
+            "--set=router.http_port=0",
+            "--set=router.grpc_port=0",
+            "--set=decode.attention_backend=no-such",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=START_TIMEOUT_S,
+        check=False,
+    )
+    assert done.returncode != 0
+    assert "no-such" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "ready" not in done.stdout

@@ -1,0 +1,43 @@
+"""Addresses and ports of this host."""
+
+import socket
+
+import pytest
+
+from pdserve.cluster.addresses import host_address, is_free, settled_ports
+from pdserve.core.config import NetworkConfig, RouterConfig
+from pdserve.core.errors import ConfigError
+
+
+def test_an_interface_stands_for_its_address() -> None:
+    assert host_address(NetworkConfig(interface="lo")) == "127.0.0.1"
+    assert host_address(NetworkConfig(host="10.0.0.9")) == "10.0.0.9"
+
+
+def test_an_unknown_interface_is_refused_with_those_there_are() -> None:
+    with pytest.raises(ConfigError, match=r"network.interface: 'eth77' .* there are .*lo"):
+        host_address(NetworkConfig(interface="eth77"))
+
+
+def test_a_port_is_free_when_nobody_listens_there() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert not is_free("127.0.0.1", port)
+    assert is_free("127.0.0.1", port)
+
+
+def test_a_host_that_is_not_ours_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"router.host: cannot listen on '192.0.2.77'"):
+        is_free("192.0.2.77", 8000)
+
+
+def test_open_ports_are_chosen_once_and_a_taken_one_is_refused() -> None:
+    settled = settled_ports(RouterConfig(http_port=0, grpc_port=0))
+    assert settled.http_port > 0
+    assert settled.grpc_port > 0
+    assert settled_ports(settled) == settled
+    with (
+        socket.create_server(("127.0.0.1", settled.grpc_port)),
+        pytest.raises(ConfigError, match=rf"router.grpc_port: 127.0.0.1:{settled.grpc_port}"),
+    ):
+        settled_ports(settled)
