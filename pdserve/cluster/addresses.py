@@ -31,6 +31,12 @@ def host_address(network: NetworkConfig) -> str:
     return socket.inet_ntoa(answer[_ADDRESS])
 
 
+def callable_address(host: str, port: int) -> str:
+    """``host:port`` to call from this host what listens on ``host``."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def settled_ports(router: RouterConfig) -> RouterConfig:
     """The router's section with both ports free and known: a router made anew keeps them.
 
@@ -51,7 +57,8 @@ def settled_ports(router: RouterConfig) -> RouterConfig:
 
 def free_port(host: str) -> int:
     """A port that nobody listens on now."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.bind((host, 0))
         port = probe.getsockname()[1]
     assert isinstance(port, int)

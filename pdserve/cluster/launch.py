@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pdserve.cluster.addresses import settled_ports
+from pdserve.cluster.addresses import callable_address, settled_ports
 from pdserve.cluster.front import RouterAddress
 from pdserve.cluster.incarnation import shared_dir
 from pdserve.cluster.process_log import log_dir
@@ -109,7 +109,8 @@ async def start_cluster(opened: OpenedSite, say: Say) -> Cluster:
         on_event=lambda event: say("cluster", event),
     )
     router = RouterAddress(
-        http=f"{config.host}:{config.http_port}", grpc=f"{config.host}:{config.grpc_port}"
+        http=callable_address(config.host, config.http_port),
+        grpc=callable_address(config.host, config.grpc_port),
     )
     await supervisor.start()
     try:

@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from pdserve.cluster.addresses import host_address, is_free, settled_ports
+from pdserve.cluster.addresses import callable_address, host_address, is_free, settled_ports
 from pdserve.core.config import NetworkConfig, RouterConfig
 from pdserve.core.errors import ConfigError
 
@@ -41,3 +41,16 @@ def test_open_ports_are_chosen_once_and_a_taken_one_is_refused() -> None:
         pytest.raises(ConfigError, match=rf"router.grpc_port: 127.0.0.1:{settled.grpc_port}"),
     ):
         settled_ports(settled)
+
+
+@pytest.mark.parametrize(
+    ("host", "address"),
+    [
+        ("127.0.0.1", "127.0.0.1:8000"),
+        ("0.0.0.0", "127.0.0.1:8000"),
+        ("::", "[::1]:8000"),
+        ("router.example", "router.example:8000"),
+    ],
+)
+def test_what_listens_everywhere_is_called_here(host: str, address: str) -> None:
+    assert callable_address(host, 8000) == address
