@@ -69,6 +69,7 @@ class PrefillChannel:
         self._record = record
         self._address = address
         self._silence_s = silence_s
+        self._problem: str | None = None  # why it was not connected the last time
 
     async def run(self) -> None:
         """Connect, and again after each break, with a growing pause between failed tries."""
@@ -91,7 +92,7 @@ class PrefillChannel:
                     link = await self._shake_hands(messages, outbox)
                     return await self._carry(link, messages)
                 except (HandshakeError, NodeLostError) as error:
-                    logger.warning("prefill node not connected: %s", error)
+                    self._note(str(error))
                     return False
                 finally:
                     outbox.close()
@@ -136,11 +137,18 @@ class PrefillChannel:
         match message.WhichOneof("message"):
             case "links_ready":
                 logger.info("prefill node %s connected", link.node)
+                self._problem = None
                 self._node.open_link(link)
                 return True
             case "outputs":
                 self._node.on_prefill_outputs(link, message.outputs)
         return False
+
+    def _note(self, problem: str) -> None:
+        """Log why the pair is not connected, once and not at each try."""
+        if problem != self._problem:
+            self._problem = problem
+            logger.warning("prefill node not connected: %s", problem)
 
 
 async def _pause(pause_s: float) -> None:

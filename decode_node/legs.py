@@ -177,9 +177,8 @@ class Legs:
         """The sequence is over: what its leg still does is not wanted."""
         if (leg := self._leg_of.get(sequence)) is None:
             return
-        if leg.is_ready:  # all KV is in, nothing is on its way
+        if leg.is_ready:  # all KV is in: nothing moves, and there is nothing to cancel
             self.done(leg)
-            leg.link.cancel(leg.handoff)
         else:
             self._on(leg, handoffs.Abort())
 

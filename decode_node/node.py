@@ -27,6 +27,7 @@ from pdserve.core.config import DecodeConfig
 from pdserve.core.errors import (
     InvalidRequestError,
     NodeLostError,
+    PdserveError,
     PrefillFailedError,
 )
 from pdserve.core.node import NodeSpec
@@ -77,8 +78,22 @@ class DecodeNode:
         return min(bound, self.scheduler.ledger.max_tokens)
 
     @property
+    def max_choices(self) -> int:
+        """Choices of one request at most."""
+        return self._limits.max_sequences
+
+    @property
     def num_requests(self) -> int:
         return len(self._requests)
+
+    def fail(self, error: PdserveError) -> None:
+        """The node can not go on: what it holds fails, for others to do, and no more is taken."""
+        self.readiness.lose(str(error))
+        for state in self._requests.values():
+            state.put_failure(error, retryable=True)
+        self._requests.clear()
+        for session in self._sessions:
+            session.flush()
 
     # ---- routers ----------------------------------------------------------------------------
 
@@ -201,10 +216,8 @@ class DecodeNode:
 
     def _on_event(self, event: Event, step_submitted_s: float | None) -> None:
         state = self._requests.get(_sequence_of(event).key)
-        if state is None:  # an event before this one has ended the request
-            for sequence in _sequences_made_by(event):
-                self.scheduler.remove(sequence)
-            return
+        if state is None:
+            return  # an event before this one has ended the request, with all its sequences
         match event:
             case Admitted(sequence=sequence):
                 state.timing.admitted(self._clock.now_s())
@@ -300,7 +313,6 @@ class DecodeNode:
     def _join(self, leg: Leg) -> None:
         """KV and first tokens are here: the sequence decodes."""
         leg.state.timing.transferred(self._clock.now_s())
-        leg.state.settle_route()
         self.legs.done(leg)
         self.scheduler.join(leg.sequence)
 
@@ -325,7 +337,7 @@ class DecodeNode:
             request,
             self.spec.model,
             max_model_len=self.max_model_len,
-            max_choices=self._limits.max_sequences,
+            max_choices=self.max_choices,
             arrived_s=now_s,
         )
         timing = Timing(node=self.spec.name, submitted_s=now_s)
@@ -350,11 +362,3 @@ def _sequence_of(event: Event) -> Sequence:
             return sequence
         case Admitted(sequence=sequence) | NewToken(sequence=sequence):
             return sequence
-
-
-def _sequences_made_by(event: Event) -> tuple[Sequence, ...]:
-    match event:
-        case Forked(children=sequences) | Replaced(new=sequences):
-            return sequences
-        case Admitted(sequence=sequence) | NewToken(sequence=sequence):
-            return (sequence,)

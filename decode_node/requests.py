@@ -104,12 +104,12 @@ class RequestState:
     # ---- proof of work ----------------------------------------------------------------------
 
     def take_route(self, route: RouteTaken) -> None:
-        """The prompt is on this way now; the way on which it first gets its KV is the one told."""
+        """The prompt is on this way now; the way after which it first decodes is the one told."""
         if not self._is_route_settled:
             self._route_taken = route
 
     def settle_route(self) -> None:
-        """The KV of the prompt is there; what a preemption recomputes changes nothing."""
+        """It decodes; what a preemption recomputes changes nothing."""
         self._is_route_settled = True
 
     def count_transfer(self, num_bytes: int, transport: str) -> None:

@@ -27,7 +27,7 @@ from kv_transfer.commands import (
 )
 from pdserve.core.clock import Clock
 from pdserve.core.config import PrefillConfig
-from pdserve.core.errors import InvalidRequestError, NeverFitsError, NodeLostError
+from pdserve.core.errors import InvalidRequestError, NeverFitsError, NodeLostError, PdserveError
 from pdserve.core.node import NodeSpec
 from pdserve.core.request import HandoffId
 from pdserve.engine.batch import Sampled
@@ -94,6 +94,14 @@ class PrefillNode:
     def num_prefills(self) -> int:
         """Prefills in work, those included whose KV is still read."""
         return len(self._prefills)
+
+    def fail(self, error: PdserveError) -> None:
+        """The node can not go on: what it holds fails, for others to do, and no more is taken."""
+        self.readiness.lose(str(error))
+        for prefill in self._prefills.values():
+            prefill.session.put_failure(prefill.handoff, error.kind, str(error))
+        for session in self._sessions.values():
+            session.flush()
 
     # ---- decode nodes -----------------------------------------------------------------------
 

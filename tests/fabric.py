@@ -36,6 +36,18 @@ def make_layout(*, block_size: int, tp_size: int, dtype: str = "float32") -> KvL
     )
 
 
+def kinds_of(queue: Hashable) -> set[str]:
+    """What kind of queue it is: ``over`` and ``back`` are links, the others the ranks' with their
+    front; those also with their node's name before it.
+    """
+    assert isinstance(queue, tuple)
+    if queue[0] in ("up", "down", "cut up", "cut down", "over", "back", "noticed"):
+        return {str(queue[0])}
+    owner, kind = queue[:2]
+    kind = kind[0] if isinstance(kind, tuple) else kind  # of one rank
+    return {str(kind), f"{str(owner).split('#')[0]} {kind}"}
+
+
 class Fabric:
     """All ranks that can reach each other; every one is found by its node's incarnation."""
 
@@ -157,6 +169,7 @@ class FabricRanks:
         """
         landed = self._landed.setdefault(handoff, [0] * self.layout.tp_size)
         was_whole = min(landed)
+        assert landed[rank] == start, "a piece is missing"
         landed[rank] = len(nodes)
         whole = min(landed)
         partly = self._fabric.model.history([-1])

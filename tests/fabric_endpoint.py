@@ -92,6 +92,8 @@ class Endpoint:
         self._partners: dict[str, _Partner] = {}
         self._outgoing: dict[HandoffId, _Outgoing] = {}
         self._incoming: dict[HandoffId, _Incoming] = {}
+        self._known: set[HandoffId] = set()  # all that were ever expected
+        self._unexpected: dict[HandoffId, list[Deliver]] = {}  # came too early
         self._early: dict[str, list[_Link]] = {}  # came before their peer was accepted
         self._num_links = 0
 
@@ -230,8 +232,6 @@ class Endpoint:
         outgoing = self._outgoing.setdefault(push.handoff, _Outgoing(push.peer_id, len(links)))
         assert push.start == outgoing.num_pushed, "a gap or an overlap between pushes"
         assert not outgoing.is_complete, "pushed after the last one"
-        unit = gcd(*(k.layout.block_size for k in (self.ranks, *(x.receiver.ranks for x in links))))
-        assert push.last or push.stop % unit == 0
         outgoing.num_pushed, outgoing.is_complete = push.stop, push.last
         outgoing.blocks = push.blocks
         if outgoing.is_over:
@@ -239,6 +239,8 @@ class Endpoint:
         if partner is None or partner.num_up < partner.num_wanted:
             self.fail_send(push.handoff, "link_down_error")
             return
+        unit = gcd(self.ranks.layout.block_size, partner.peer.layout.block_size)
+        assert push.last or push.stop % unit == 0
         if push.last and not links:
             del self._outgoing[push.handoff]
             self._tell(HandoffSent(handoff=push.handoff, num_bytes=0))
@@ -249,8 +251,13 @@ class Endpoint:
         """The piece starts to move, unless it is not wanted any more."""
         if self.is_dead or not link.is_open or outgoing.is_over:
             return
-        incoming = link.receiver._incoming.get(push.handoff)
-        if incoming is None or incoming.is_over:
+        far = link.receiver
+        if push.handoff not in far._known:
+            waiting = far._unexpected.setdefault(push.handoff, [])
+            waiting.append(partial(self._begin, link, outgoing, push))
+            return
+        incoming = far._incoming.get(push.handoff)
+        if far.is_dead or incoming is None or incoming.is_over:
             return
         outgoing.num_moving += 1
         incoming.num_moving += 1
@@ -294,9 +301,17 @@ class Endpoint:
 
     def _expect(self, expect: ExpectHandoff) -> None:
         assert expect.handoff not in self._incoming
+        assert len(expect.blocks) == self.ranks.layout.num_blocks_for(expect.num_tokens)
         self._incoming[expect.handoff] = _Incoming(expect.peer_id, expect.num_tokens, expect.blocks)
+        self._know(expect.handoff)
         if expect.peer_id not in self._partners:
             self.fail_receive(expect.handoff, "link_down_error")
+
+    def _know(self, handoff: HandoffId) -> None:
+        """Its front has named it; what came before goes on."""
+        self._known.add(handoff)
+        for begin in self._unexpected.pop(handoff, []):
+            begin()
 
     def be_reached(self, handoff: HandoffId, incoming: _Incoming, num_tokens: int) -> None:
         """So many tokens are in the blocks now."""

@@ -45,6 +45,7 @@ class RunningPost:
         self._longest_s = longest_s
         self._random = random.Random(seed)
         self._next_s: dict[Hashable, float] = {}
+        self._brought = asyncio.Event()
 
     def put(self, queue: Hashable, deliver: Deliver) -> None:
         loop = asyncio.get_running_loop()
@@ -52,4 +53,17 @@ class RunningPost:
         # Timers of one instant come in any order: those of a queue are a microsecond apart.
         when_s = earliest_s + 1e-6 + self._random.random() * self._longest_s
         self._next_s[queue] = when_s
-        loop.call_at(when_s, deliver)
+        loop.call_at(when_s, self._bring, deliver)
+
+    async def pause(self, longest_s: float) -> None:
+        """Wait until something is brought, or that long."""
+        self._brought.clear()
+        try:
+            async with asyncio.timeout(longest_s):
+                await self._brought.wait()
+        except TimeoutError:
+            pass  # nothing is on its way
+
+    def _bring(self, deliver: Deliver) -> None:
+        deliver()
+        self._brought.set()

@@ -28,6 +28,8 @@ class Node(Protocol):
     @property
     def readiness(self) -> Readiness: ...
 
+    def fail(self, error: PdserveError) -> None: ...
+
     async def run(self) -> None: ...
 
     async def run_kv_events(self) -> None: ...
@@ -40,9 +42,9 @@ class RunningNode:
         self, address: NodeAddress, server: grpc.aio.Server, node: Node, ranks: Ranks
     ) -> None:
         self.address = address
+        self.node = node
         self.failed: asyncio.Future[PdserveError] = asyncio.get_running_loop().create_future()
         self._server = server
-        self._readiness = node.readiness
         self._ranks = ranks
         self._tasks: set[asyncio.Task[None]] = set()
         self.run(node.run(), "loop")
@@ -57,7 +59,7 @@ class RunningNode:
 
     async def close(self, grace_s: float) -> None:
         """Take no new work, give open sessions ``grace_s`` seconds, then end tasks and ranks."""
-        self._readiness.lose("the node is closing")
+        self.node.readiness.lose("the node is closing")
         await self._server.stop(grace_s)
         tasks = list(self._tasks)
         for task in tasks:
@@ -74,7 +76,7 @@ class RunningNode:
             error = InternalError(f"{task.get_name()}: {error!r}")
         if not self.failed.done():
             logger.error("node %s failed: %s", self.address.name, error)
-            self._readiness.lose(str(error))
+            self.node.fail(error)
             self.failed.set_result(error)
 
 

@@ -23,6 +23,7 @@ class Hearing:
             asked = self._asked(failure)
             asked.failure = failure.kind
             asked.retryable = failure.retryable
+            asked.failure_message = failure.message
             assert failure.message
         for item in outputs.timelines:
             asked = self.asked[RequestKey(item.request_id, item.attempt)]
@@ -32,7 +33,7 @@ class Hearing:
     def _asked(self, item: session_pb2.TokenOutput | session_pb2.RequestFailure) -> Asked:
         asked = self.asked[RequestKey(item.request_id, item.attempt)]
         assert not asked.unwanted, "something came for a request that was aborted"
-        assert not asked.is_over, "something came after the end"
+        assert not asked.is_ended, "something came after the end"
         return asked
 
     def _on_output(self, message: session_pb2.TokenOutput) -> None:

@@ -74,14 +74,20 @@ class Asked:
     got: dict[int, list[int]]  # at first what the client had before this attempt
     ended: dict[int, FinishReason] = field(default_factory=dict)
     failure: str | None = None  # its kind
+    failure_message: str = ""
     retryable: bool = False
     timelines: list[Timeline] = field(default_factory=list)
-    unwanted: bool = False  # aborted, or its router is gone
+    unwanted: bool = False  # aborted, or its router is gone: nothing more may come
+    given_up: bool = False  # its abort is on the way: something may come or not
+
+    @property
+    def is_ended(self) -> bool:
+        """The node has said the last of it."""
+        return len(self.ended) == len(self.expected) or self.failure is not None
 
     @property
     def is_over(self) -> bool:
-        is_finished = len(self.ended) == len(self.expected)
-        return is_finished or self.failure is not None or self.unwanted
+        return self.is_ended or self.unwanted or self.given_up
 
 
 def ask(

@@ -69,6 +69,10 @@ class Wire:
         self.link = StreamLink(name, check_record(ours, theirs), self._to_prefill)
         self._up(self._greet)
 
+    @property
+    def is_over(self) -> bool:
+        return self.is_over_at_decode or self._prefill.is_dead
+
     def cut(self) -> None:
         """The stream breaks."""
         if not self._is_cut:
