@@ -15,7 +15,7 @@ _ARGUMENTS: dict[str, list[Any]] = {
     "pd_rms_norm": [*[c_void_p] * 3, *[c_int64] * 5, c_float],
     "pd_add_rms_norm": [*[c_void_p] * 4, *[c_int64] * 2, c_float],
     "pd_silu_mul": [*[c_void_p] * 2, *[c_int64] * 2],
-    "pd_rotate": [*[c_void_p] * 3, *[c_int64] * 4],
+    "pd_rotate": [*[c_void_p] * 4, *[c_int64] * 6],
 }
 
 
@@ -70,18 +70,20 @@ class NativeKernels:
         return out
 
     def rotate(self, q: Tensor, k: Tensor, positions: Tensor, table: Tensor) -> None:
-        for x in (q, k):
-            rows, heads, size = x.shape
-            assert x.stride(1) == size
-            self._rotate[x.dtype](
-                x.data_ptr(),
-                positions.data_ptr(),
-                table.data_ptr(),
-                rows,
-                heads,
-                x.stride(0),
-                size,
-            )
+        rows, num_heads, size = q.shape
+        assert q.stride(1) == k.stride(1) == size
+        self._rotate[q.dtype](
+            q.data_ptr(),
+            k.data_ptr(),
+            positions.data_ptr(),
+            table.data_ptr(),
+            rows,
+            num_heads,
+            k.shape[1],
+            q.stride(0),
+            k.stride(0),
+            size,
+        )
 
 
 def _typed(library: ctypes.CDLL, name: str) -> dict[torch.dtype, Any]:

@@ -6,7 +6,6 @@
  * float32. One parallel region a call.
  */
 
-#include "attention_matmul.h"
 #include "attention_plan.h"
 #include "attention_tile.h"
 #include "numbers.h"
@@ -31,6 +30,8 @@
 #define STORE store_bf16
 #include "attention_pages.h"
 
+#include "attention_context.h" /* needs the functions over pages */
+
 /* Floats of one thread's workspace, and of the widened context of a chunk that ends at `end`. */
 int64_t pd_workspace_floats(const struct plan *plan) { return tile_floats(plan); }
 
@@ -46,7 +47,7 @@ int64_t pd_is_short(const struct plan *plan, int64_t length) {
 static void attend_short(const struct plan *plan, const struct rows *rows, int64_t layer,
                          int64_t chunk, int64_t head) {
     int64_t offset = head * plan->head_stride + layer * plan->layer_stride;
-    struct tile tile = start_tile(plan, rows, chunk, head, 0, plan->lengths[chunk]);
+    struct tile tile = start_tile(plan, rows, chunk, head, 0, plan->lengths[chunk], 0);
     if (plan->kv_is_bf16)
         attend_pages_bf16(plan, &tile, chunk, offset);
     else
@@ -54,21 +55,11 @@ static void attend_short(const struct plan *plan, const struct rows *rows, int64
     finish_tile(plan, rows, &tile);
 }
 
-/* The widened tile of positions KEYS * index and on. */
-static float *context_tile(const struct plan *plan, int64_t num_tiles, int64_t head, int64_t index) {
-    return plan->context + (head * num_tiles + index) * 2 * KEYS * plan->head_size;
-}
-
 static void attend_tile(const struct plan *plan, const struct rows *rows, int64_t chunk,
                         int64_t head, int64_t skip, int64_t length, int64_t num_tiles) {
-    int64_t size = plan->head_size;
-    struct tile tile = start_tile(plan, rows, chunk, head, skip, length);
-    for (int64_t t = larger(0, tile.first + 1 - plan->window) / KEYS; t * KEYS < tile.end; t++) {
-        const float *keys = context_tile(plan, num_tiles, head, t), *values = keys + KEYS * size;
-        multiply(tile.scores, KEYS, tile.q, size, keys, KEYS, size, tile.rows, KEYS, 0);
-        absorb(plan, &tile, t * KEYS, KEYS);
-        multiply(tile.out, size, tile.scores, KEYS, values, size, KEYS, tile.rows, size, 1);
-    }
+    struct tile tile = start_tile(plan, rows, chunk, head, skip, length, uses_pairs(plan));
+    for (int64_t t = larger(0, tile.first + 1 - plan->window) / KEYS; t * KEYS < tile.end; t++)
+        attend_context(plan, &tile, t * KEYS, context_tile(plan, num_tiles, head, t));
     finish_tile(plan, rows, &tile);
 }
 
@@ -82,12 +73,7 @@ static void attend_long(const struct plan *plan, const struct rows *rows, int64_
     for (int64_t h = 0; h < heads; h++)
         for (int64_t t = first_tile; t < num_tiles; t++) {
             int64_t offset = h * plan->head_stride + layer * plan->layer_stride;
-            float *keys = context_tile(plan, num_tiles, h, t);
-            float *values = keys + KEYS * plan->head_size;
-            if (plan->kv_is_bf16)
-                widen_bf16(plan, chunk, offset, t * KEYS, end, keys, values);
-            else
-                widen_f32(plan, chunk, offset, t * KEYS, end, keys, values);
+            fill_context(plan, chunk, offset, t, end, context_tile(plan, num_tiles, h, t));
         }
     int64_t step = larger(1, MAX_ROWS / (plan->num_heads / heads));
     int64_t num_steps = (length + step - 1) / step;

@@ -17,7 +17,7 @@
 #define MAX_SHORT_ROWS 32 /* rows of a short chunk; one token is always short */
 
 struct tile {
-    float *q, *out;         /* [rows, D]; q is scaled, out not yet divided by the sums */
+    float *q, *out;         /* [rows, D]; out is not yet divided by the sums */
     float *scores;          /* [rows, KEYS], then weights */
     float *maxima, *sums;   /* [rows] */
     int64_t rows, group;    /* group: rows of one token */
@@ -32,14 +32,12 @@ static inline int64_t tile_floats(const struct plan *plan) {
     return most * (2 * plan->head_size + KEYS + 2);
 }
 
-static void read_row(float *to, const void *from, int64_t offset, int64_t n, int64_t is_bf16,
-                     float scale) {
+static void read_row(float *to, const void *from, int64_t offset, int64_t n, int64_t is_bf16) {
     if (is_bf16) {
         const bf16 *x = (const bf16 *)from + offset;
-        for (int64_t i = 0; i < n; i++) to[i] = load_bf16(x[i]) * scale;
+        for (int64_t i = 0; i < n; i++) to[i] = load_bf16(x[i]);
     } else {
-        const float *x = (const float *)from + offset;
-        for (int64_t i = 0; i < n; i++) to[i] = x[i] * scale;
+        memcpy(to, (const float *)from + offset, n * sizeof(float));
     }
 }
 
@@ -54,9 +52,10 @@ static void write_row(void *to, int64_t offset, const float *from, int64_t n, in
     }
 }
 
-/* The queries of `length` tokens of a chunk, from its token `skip` on, in this thread's memory. */
+/* The queries of `length` tokens of a chunk, from its token `skip` on, in this thread's memory.
+ * They stay bf16 where `narrow` is set. */
 static struct tile start_tile(const struct plan *plan, const struct rows *rows, int64_t chunk,
-                              int64_t head, int64_t skip, int64_t length) {
+                              int64_t head, int64_t skip, int64_t length, int narrow) {
     int64_t size = plan->head_size, group = plan->num_heads / plan->num_kv_heads;
     int64_t most = larger(MAX_ROWS, group), first = plan->starts[chunk] + skip;
     struct tile tile = {.rows = length * group, .group = group, .first = first};
@@ -68,9 +67,13 @@ static struct tile start_tile(const struct plan *plan, const struct rows *rows, 
     tile.scores = tile.out + most * size;
     tile.maxima = tile.scores + most * KEYS;
     tile.sums = tile.maxima + most;
-    for (int64_t t = 0; t < length; t++)
-        read_row(tile.q + t * group * size, rows->q, (tile.token + t) * rows->q_stride + tile.column,
-                 group * size, plan->x_is_bf16, plan->scale);
+    for (int64_t t = 0; t < length; t++) {
+        int64_t from = (tile.token + t) * rows->q_stride + tile.column, to = t * group * size;
+        if (narrow)
+            memcpy((bf16 *)tile.q + to, (const bf16 *)rows->q + from, group * size * sizeof(bf16));
+        else
+            read_row(tile.q + to, rows->q, from, group * size, plan->x_is_bf16);
+    }
     memset(tile.out, 0, tile.rows * size * sizeof(float));
     for (int64_t r = 0; r < tile.rows; r++) {
         tile.maxima[r] = NO_MAXIMUM;
@@ -88,10 +91,11 @@ static void finish_tile(const struct plan *plan, const struct rows *rows, const 
     }
 }
 
-/* The scores of n positions from `first` on are there: mask them, make them weights of the running
- * softmax, and scale what was summed before to the new maximum. */
-static void absorb(const struct plan *plan, struct tile *tile, int64_t first, int64_t n) {
+/* The products of queries with n keys from position `first` on are there: mask them, make them weights
+ * of the running softmax, and scale what was summed before to the new maximum. */
+INLINE void absorb(const struct plan *plan, struct tile *tile, int64_t first, int64_t n) {
     int64_t size = plan->head_size;
+    float scale = plan->scale * 1.44269504f; /* log2(e): weights are powers of two */
     for (int64_t r = 0; r < tile->rows; r++) {
         float *restrict scores = tile->scores + r * KEYS, *restrict out = tile->out + r * size;
         int64_t position = tile->first + r / tile->group;
@@ -103,13 +107,15 @@ static void absorb(const struct plan *plan, struct tile *tile, int64_t first, in
         for (int64_t j = 0; j < n; j++) top = scores[j] > top ? scores[j] : top;
 #pragma omp simd reduction(+ : total)
         for (int64_t j = 0; j < n; j++) {
-            scores[j] = fast_exp(scores[j] - top);
+            scores[j] = fast_exp2((scores[j] - top) * scale);
             total += scores[j];
         }
-        float shrink = top == old ? 1.0f : fast_exp(old - top);
-        tile->sums[r] = tile->sums[r] * shrink + total;
-        tile->maxima[r] = top;
-        if (top != old)
+        if (top != old) {
+            float shrink = fast_exp2((old - top) * scale);
+            tile->maxima[r] = top;
+            tile->sums[r] *= shrink;
             for (int64_t i = 0; i < size; i++) out[i] *= shrink;
+        }
+        tile->sums[r] += total;
     }
 }

@@ -47,22 +47,28 @@ void NAME(pd_silu_mul)(TYPE *out, const TYPE *gate_up, int64_t rows, int64_t n) 
     }
 }
 
-/* Rotates x [rows, heads, n] in place; its heads are contiguous, its rows strided. */
-void NAME(pd_rotate)(TYPE *x, const int64_t *positions, const float *table, int64_t rows,
-                     int64_t heads, int64_t row_stride, int64_t n) {
+static void NAME(rotate_heads)(TYPE *x, int64_t heads, int64_t n, const float *restrict cosines) {
     int64_t half = n / 2;
-#pragma omp parallel for schedule(static) if (rows * heads * n > PARALLEL_FROM)
-    for (int64_t r = 0; r < rows; r++) {
-        const float *restrict cosines = table + positions[r] * n, *restrict sines = cosines + half;
-        for (int64_t h = 0; h < heads; h++) {
-            TYPE *restrict left = x + r * row_stride + h * n, *restrict right = left + half;
+    const float *restrict sines = cosines + half;
+    for (int64_t h = 0; h < heads; h++) {
+        TYPE *restrict left = x + h * n, *restrict right = left + half;
 #pragma omp simd
-            for (int64_t i = 0; i < half; i++) {
-                float a = LOAD(left[i]), b = LOAD(right[i]);
-                left[i] = STORE(a * cosines[i] - b * sines[i]);
-                right[i] = STORE(b * cosines[i] + a * sines[i]);
-            }
+        for (int64_t i = 0; i < half; i++) {
+            float a = LOAD(left[i]), b = LOAD(right[i]);
+            left[i] = STORE(a * cosines[i] - b * sines[i]);
+            right[i] = STORE(b * cosines[i] + a * sines[i]);
         }
+    }
+}
+
+/* Rotates q and k [rows, heads, n] in place; heads are contiguous, rows strided. */
+void NAME(pd_rotate)(TYPE *q, TYPE *k, const int64_t *positions, const float *table, int64_t rows,
+                     int64_t q_heads, int64_t k_heads, int64_t q_stride, int64_t k_stride,
+                     int64_t n) {
+#pragma omp parallel for schedule(static) if (rows * (q_heads + k_heads) * n > PARALLEL_FROM)
+    for (int64_t r = 0; r < rows; r++) {
+        NAME(rotate_heads)(q + r * q_stride, q_heads, n, table + positions[r] * n);
+        NAME(rotate_heads)(k + r * k_stride, k_heads, n, table + positions[r] * n);
     }
 }
 

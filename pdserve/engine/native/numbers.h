@@ -17,6 +17,7 @@ typedef float unaligned_vec __attribute__((vector_size(LANES * sizeof(float)), a
 typedef uint16_t bf16; /* the upper half of a float */
 typedef uint16_t halves __attribute__((vector_size(LANES * sizeof(bf16)), aligned(2)));
 typedef uint32_t words __attribute__((vector_size(LANES * sizeof(uint32_t))));
+typedef uint32_t unaligned_words __attribute__((vector_size(LANES * sizeof(uint32_t)), aligned(4)));
 
 INLINE float load_f32(float x) { return x; }
 INLINE float store_f32(float x) { return x; }
@@ -74,22 +75,27 @@ INLINE float sum_of(vec x) {
     return total;
 }
 
-/* e^x within 2 units of the last place; for x < -87 a tiny number, never more than e^87. */
-INLINE float fast_exp(float x) {
-    x = x < -87.0f ? -87.0f : x;
-    x = x > 87.0f ? 87.0f : x;
-    float n = __builtin_rintf(x * 1.44269504f);
-    /* |r| <= ln 2 / 2, in two steps that the compiler may not merge. */
-    float r = __builtin_fmaf(n, 2.12194440e-4f, __builtin_fmaf(n, -0.693359375f, x));
-    float p = 1.9875691500e-4f;
-    p = p * r + 1.3981999507e-3f;
-    p = p * r + 8.3334519073e-3f;
-    p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f;
-    p = p * r + 5.0000001201e-1f;
-    p = p * r * r + r + 1.0f;
+/* 2^x within 2 units of the last place; for x < -126 a tiny number, never more than 2^126. */
+INLINE float fast_exp2(float x) {
+    x = x < -126.0f ? -126.0f : x;
+    x = x > 126.0f ? 126.0f : x;
+    float n = __builtin_rintf(x), r = x - n; /* |r| <= 1/2: a polynomial, fitted to 2e-9 */
+    float p = 1.53533616e-4f;
+    p = p * r + 1.33988745e-3f;
+    p = p * r + 9.61843736e-3f;
+    p = p * r + 5.55033247e-2f;
+    p = p * r + 2.40226479e-1f;
+    p = p * r + 6.93147203e-1f;
+    p = p * r + 1.0f;
     uint32_t power = (uint32_t)((int32_t)n + 127) << 23; /* 2^n */
     float scale;
     memcpy(&scale, &power, sizeof scale);
     return p * scale;
+}
+
+/* e^x, likewise. Two products' rounding errors grow with x: the last factor takes them out. */
+INLINE float fast_exp(float x) {
+    float t = x * 1.44269502f;
+    float lost = __builtin_fmaf(x, 1.44269502f, -t) + x * 1.92596303e-8f;
+    return fast_exp2(t) * (1.0f + 0.693147181f * lost);
 }
