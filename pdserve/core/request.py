@@ -19,7 +19,7 @@ class RequestKey(NamedTuple):
 
 
 class HandoffId(NamedTuple):
-    """The name of one handoff: the decode node's ``leg``-th prefill of one attempt."""
+    """The name of one handoff. ``leg`` counts all that its decode node has asked for."""
 
     request_id: str
     attempt: int

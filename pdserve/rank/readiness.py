@@ -1,7 +1,7 @@
 """Whether a node takes new work, and since when others should know better than they were told."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 
 
 class Readiness:
@@ -21,7 +21,7 @@ class Readiness:
         """Something has changed that others should know at once."""
         self._changed.set()
 
-    async def changes(self, period_s: float) -> AsyncIterator[None]:
+    async def changes(self, period_s: float) -> AsyncGenerator[None, None]:
         """Yield at once, after each change and at least every ``period_s`` seconds, for ever."""
         while True:
             self._changed.clear()

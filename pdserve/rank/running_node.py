@@ -100,6 +100,7 @@ async def start_server(
             address=f"{spec.host}:{bound}",
         )
         return server, address
+    await server.stop(None)
     raise ConfigError(f"network: no free port for {spec.name} on {spec.host} in {low}..{high}")
 
 

@@ -44,6 +44,7 @@ def make_spec(
     depth: int = 1,
     dtype: str = "float32",
     model: ModelSpec = MODEL,
+    port_range: tuple[int, int] | None = None,
 ) -> NodeSpec:
     """``start`` counts the incarnations of a name."""
     return NodeSpec(
@@ -51,7 +52,7 @@ def make_spec(
         role=Role.PREFILL if isinstance(pool, PrefillConfig) else Role.DECODE,
         incarnation=f"{name}#{start}",
         host="127.0.0.1",
-        port_range=None,
+        port_range=port_range,
         model=model,
         dtype=dtype,
         kv_dtype=dtype,

@@ -69,21 +69,20 @@ async def test_a_session_begins_with_a_hello(messages):
             assert await refusal(stub.Session(messages()))
 
 
-async def test_a_router_is_welcomed_and_told_the_status_every_second():
-    async with Site() as site:
-        await site.start_decode()
-        router = await site.start_router()
+async def test_idle_sessions_live_by_heartbeats_and_a_router_hears_every_second():
+    async with Site(silence_s=1.5) as site:
+        router = await site.start_all("p0")
         assert router.welcome is not None
         assert router.welcome.node == "decode-0"
         assert router.welcome.incarnation == site.decode.address.incarnation
         assert router.welcome.max_model_len == 64 * 4
         assert [rank.pid for rank in router.welcome.ranks] == [1000]
-        await router.until(lambda: len(router.statuses) >= 1)
         num_statuses, began_s = len(router.statuses), time.monotonic()
-        await router.until(lambda: len(router.statuses) >= num_statuses + 2)
-        assert 0.9 < time.monotonic() - began_s < 5
-        status = router.statuses[-1]
-        assert status.ready
+        await router.until(lambda: len(router.statuses) >= num_statuses + 3)
+        assert 1.9 < time.monotonic() - began_s < 6
+        for status in router.statuses[num_statuses:]:
+            assert status.ready
+            assert status.connected_prefill_nodes == ["p0"]
         assert (status.total_blocks, status.free_blocks, status.block_size) == (64, 64, 4)
 
 
