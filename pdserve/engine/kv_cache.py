@@ -4,6 +4,7 @@ Owns the memory and its shape. Which block belongs to whom is decided elsewhere 
 """
 
 import math
+import mmap
 from collections.abc import Sequence
 
 import torch
@@ -26,7 +27,7 @@ class KvCache:
         shape = layout.block_shape
         block_stride = layout.block_stride_bytes // self.dtype.itemsize
         size = num_blocks * layout.block_stride_bytes + BLOCK_ALIGNMENT_BYTES
-        raw = torch.empty(size, dtype=torch.uint8, device=device)
+        raw = _memory(size, device)
         skip = -raw.data_ptr() % BLOCK_ALIGNMENT_BYTES
         flat = raw[skip : skip + num_blocks * layout.block_stride_bytes].view(self.dtype)
         inner = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
@@ -47,3 +48,15 @@ class KvCache:
     def poison(self, blocks: Sequence[BlockId]) -> None:
         """Debugging aid: a read of these blocks before they are written shows in the output."""
         self.tensor[list(blocks)] = POISON
+
+
+def _memory(size: int, device: torch.device) -> Tensor:
+    """``size`` bytes; on a CPU they take real memory when they are first written."""
+    if device.type != "cpu":
+        # Zeros: attention by TMA loads unused rows too, and 0 * NaN is NaN.
+        return torch.zeros(size, dtype=torch.uint8, device=device)
+    memory = mmap.mmap(-1, size)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        # Attention jumps from block to block; with small pages it waits for address translation.
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=torch.uint8)

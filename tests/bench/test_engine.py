@@ -1,0 +1,85 @@
+"""The engine's bench reports what was asked for, in both forms, with ratios that are quotients."""
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pdserve.bench.engine import Measured, add_arguments, run, table
+from tests.engine.families import save_model
+
+SMALL = ["--threads", "1", "--rounds", "1", "--prefill-lens", "3,20", "--decode-batches", "2"]
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model("llama", tmp_path_factory.mktemp("llama"))
+
+
+def parsed(*options: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    return parser.parse_args(options)
+
+
+def test_json_beside_transformers_has_a_record_for_each_size(
+    directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    args = parsed("--model", str(directory), *SMALL, "--against", "transformers", "--json")
+    assert run(args) == 0
+    results = json.loads(capsys.readouterr().out)["results"]
+    sizes = [(r["what"], r.get("tokens"), r.get("batch")) for r in results]
+    assert sizes == [("prefill", 3, None), ("prefill", 20, None), ("decode", None, 2)]
+    for result in results:
+        assert result["ms"] > 0
+        assert result["ratio"] == pytest.approx(result["reference_ms"] / result["ms"], rel=0.02)
+
+
+def test_alone_it_prints_a_table_and_no_ratio(
+    directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(parsed("--model", str(directory), *SMALL, "--dtype", "bfloat16")) == 0
+    header, *rows = capsys.readouterr().out.splitlines()
+    assert header.split() == ["what", "size", "ms", "reference", "ratio"]
+    assert [row.split()[:2] for row in rows] == [
+        ["prefill", "3"],
+        ["prefill", "20"],
+        ["decode", "2"],
+    ]
+    assert all(len(row.split()) == 3 for row in rows)
+
+
+def test_a_ratio_above_one_means_faster_than_the_reference() -> None:
+    result = Measured(what="decode", size=8, ms=20.0, reference_ms=50.0)
+    assert result.as_json() == {
+        "what": "decode",
+        "batch": 8,
+        "ms": 20.0,
+        "reference_ms": 50.0,
+        "ratio": 2.5,
+    }
+    assert table([result]).splitlines()[1].split() == ["decode", "8", "20.00", "50.00", "2.50"]
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "many", "8,", "8;9"])
+def test_bad_sizes_are_refused(value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parsed(f"--decode-batches={value}")
+    assert "is not a whole number above 0" in capsys.readouterr().err
+
+
+def test_no_sizes_measure_nothing_of_that_kind(
+    directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = [*SMALL[:4], "--prefill-lens", "5", "--decode-batches", "", "--json"]
+    assert run(parsed("--model", str(directory), *options)) == 0
+    (result,) = json.loads(capsys.readouterr().out)["results"]
+    assert result["what"] == "prefill"
+
+
+def test_transformers_is_not_loaded_unless_asked_for() -> None:
+    code = "import pdserve.bench.engine, sys; sys.exit('transformers' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
