@@ -107,18 +107,16 @@ class Node:
             endpoint.handle(command)
 
     def expect(
-        self, name: HandoffId, sender: "Node", num_tokens: int, table: Sequence[BlockId]
+        self, name: HandoffId, peer_id: str, num_tokens: int, table: Sequence[BlockId]
     ) -> None:
         self.tell(
-            ExpectHandoff(
-                handoff=name, peer_id=sender.peer_id, num_tokens=num_tokens, blocks=tuple(table)
-            )
+            ExpectHandoff(handoff=name, peer_id=peer_id, num_tokens=num_tokens, blocks=tuple(table))
         )
 
     def push(
         self,
         name: HandoffId,
-        receiver: "Node",
+        peer_id: str,
         tokens: range,
         table: Sequence[BlockId],
         *,
@@ -127,7 +125,7 @@ class Node:
         self.tell(
             PushTokens(
                 handoff=name,
-                peer_id=receiver.peer_id,
+                peer_id=peer_id,
                 start=tokens.start,
                 stop=tokens.stop,
                 blocks=tuple(table),

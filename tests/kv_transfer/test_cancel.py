@@ -30,18 +30,18 @@ def gated_pair(world: World, gate_at_sender: Gate, gate_at_receiver: Gate) -> tu
 
 
 def begin(sender: Node, receiver: Node, *, last: bool = True) -> None:
-    receiver.expect(handoff("a"), sender, NUM_TOKENS, THEIRS)
+    receiver.expect(handoff("a"), sender.peer_id, NUM_TOKENS, THEIRS)
     sender.write(prompt_kv(sender.layout, NUM_TOKENS, 1), OURS)
     stop = NUM_TOKENS if last else 96
-    sender.push(handoff("a"), receiver, range(stop), OURS, last=last)
+    sender.push(handoff("a"), receiver.peer_id, range(stop), OURS, last=last)
 
 
 def reuse(sender: Node, receiver: Node, *, table: tuple[BlockId, ...] = THEIRS) -> None:
     """Another handoff into the same blocks must arrive whole, whatever comes late."""
     kv = prompt_kv(sender.layout, NUM_TOKENS, 2)
-    receiver.expect(handoff("b"), sender, NUM_TOKENS, table)
+    receiver.expect(handoff("b"), sender.peer_id, NUM_TOKENS, table)
     sender.write(kv, OURS)
-    sender.push(handoff("b"), receiver, range(NUM_TOKENS), OURS)
+    sender.push(handoff("b"), receiver.peer_id, range(NUM_TOKENS), OURS)
     receiver.wait(HandoffReceived, handoff("b"))
     sender.wait(HandoffSent, handoff("b"))
     assert receiver.holds(kv, table)
@@ -94,7 +94,7 @@ def test_cancel_between_two_pushes(world: World) -> None:
     begin(sender, receiver, last=False)
     sender.tell(CancelSend(handoff=handoff("a")))
     sender.wait(SendDrained, handoff("a"))
-    sender.push(handoff("a"), receiver, range(96, NUM_TOKENS), OURS)  # crossed the cancel
+    sender.push(handoff("a"), receiver.peer_id, range(96, NUM_TOKENS), OURS)  # crossed the cancel
     receiver.tell(CancelReceive(handoff=handoff("a")))
     receiver.wait(ReceiveDrained, handoff("a"))
     reuse(sender, receiver)
@@ -117,11 +117,11 @@ def test_frames_held_for_a_handoff_that_is_cancelled_instead_of_expected_are_rej
     world: World,
 ) -> None:
     sender, receiver = world.pair()
-    sender.push(handoff("a"), receiver, range(NUM_TOKENS), OURS)
+    sender.push(handoff("a"), receiver.peer_id, range(NUM_TOKENS), OURS)
     receiver.tell(CancelReceive(handoff=handoff("a")))
     receiver.wait(ReceiveDrained, handoff("a"))
     sender.wait(HandoffFailed, handoff("a"))
-    receiver.expect(handoff("a"), sender, NUM_TOKENS, THEIRS)
+    receiver.expect(handoff("a"), sender.peer_id, NUM_TOKENS, THEIRS)
     assert "was cancelled" in receiver.wait(HandoffFailed, handoff("a"))[0].message
     assert receiver.is_untouched(THEIRS)
 
@@ -139,9 +139,9 @@ def test_data_that_come_after_their_blocks_were_given_to_another_handoff_are_dro
     receiver.tell(CancelReceive(handoff=handoff("a")))
     receiver.wait(ReceiveDrained, handoff("a"))
     kv = prompt_kv(other.layout, NUM_TOKENS, 3)
-    receiver.expect(handoff("c"), other, NUM_TOKENS, THEIRS)
+    receiver.expect(handoff("c"), other.peer_id, NUM_TOKENS, THEIRS)
     other.write(kv, OURS)
-    other.push(handoff("c"), receiver, range(NUM_TOKENS), OURS)
+    other.push(handoff("c"), receiver.peer_id, range(NUM_TOKENS), OURS)
     receiver.wait(HandoffReceived, handoff("c"))
     assert at_sender.open() > 0
     sender.wait(HandoffFailed, handoff("a"))

@@ -49,12 +49,14 @@ def transfer(
     kv = prompt_kv(sender.layout, num_tokens, seed=num_tokens)
     from_table = shuffled(ours)[: sender.layout.num_blocks_for(num_tokens)]
     to_table = shuffled(theirs)[: receiver.layout.num_blocks_for(num_tokens)]
-    receiver.expect(handoff(name), sender, num_tokens, to_table)
+    receiver.expect(handoff(name), sender.peer_id, num_tokens, to_table)
     sender.write(kv, from_table)
     for start in range(0, num_tokens, chunk):
         stop = min(start + chunk, num_tokens)
         table = from_table[: sender.layout.num_blocks_for(stop)]
-        sender.push(handoff(name), receiver, range(start, stop), table, last=stop == num_tokens)
+        sender.push(
+            handoff(name), receiver.peer_id, range(start, stop), table, last=stop == num_tokens
+        )
     return kv, to_table
 
 
@@ -89,11 +91,11 @@ def test_prompts_of_any_length_arrive_whole(world: World, num_tokens: int) -> No
 def test_the_end_may_be_pushed_after_all_tokens(world: World) -> None:
     sender, receiver = world.pair()
     kv = prompt_kv(sender.layout, 32, 1)
-    receiver.expect(handoff("a"), sender, 32, blocks(3, 4))
+    receiver.expect(handoff("a"), sender.peer_id, 32, blocks(3, 4))
     sender.write(kv, blocks(1, 2))
-    sender.push(handoff("a"), receiver, range(32), blocks(1, 2), last=False)
+    sender.push(handoff("a"), receiver.peer_id, range(32), blocks(1, 2), last=False)
     receiver.wait(HandoffReceived, handoff("a"))
-    sender.push(handoff("a"), receiver, range(32, 32), blocks(1, 2), last=True)
+    sender.push(handoff("a"), receiver.peer_id, range(32, 32), blocks(1, 2), last=True)
     assert sender.wait(HandoffSent, handoff("a"))[0].num_bytes == 32 * sender.layout.token_bytes
     assert receiver.holds(kv, blocks(3, 4))
 
@@ -110,12 +112,14 @@ def test_many_handoffs_interleave_and_each_arrives_whole(world: World) -> None:
         to_table = [theirs.pop() for _ in range(receiver.layout.num_blocks_for(num_tokens))]
         moving[name] = kv, from_table, to_table
         sender.write(kv, from_table)
-        receiver.expect(name, sender, num_tokens, to_table)
+        receiver.expect(name, sender.peer_id, num_tokens, to_table)
         chunks += [(order.random() + start, name, start) for start in range(0, num_tokens, 32)]
     for _, name, start in sorted(chunks):
         kv, from_table, _ = moving[name]
         stop = min(start + 32, kv.shape[3])
-        sender.push(name, receiver, range(start, stop), from_table, last=stop == kv.shape[3])
+        sender.push(
+            name, receiver.peer_id, range(start, stop), from_table, last=stop == kv.shape[3]
+        )
     for name, (kv, _, to_table) in moving.items():
         receiver.wait(HandoffReceived, name)
         sender.wait(HandoffSent, name)
@@ -125,10 +129,10 @@ def test_many_handoffs_interleave_and_each_arrives_whole(world: World) -> None:
 def test_a_small_handoff_overtakes_a_huge_one(world: World) -> None:
     sender, receiver = world.pair(layout(), layout())
     huge, small = range(60), range(60, 62)
-    receiver.expect(handoff("huge"), sender, 16 * len(huge), blocks(*huge))
-    receiver.expect(handoff("small"), sender, 16 * len(small), blocks(*small))
-    sender.push(handoff("huge"), receiver, range(16 * len(huge)), blocks(*huge))
-    sender.push(handoff("small"), receiver, range(16 * len(small)), blocks(*small))
+    receiver.expect(handoff("huge"), sender.peer_id, 16 * len(huge), blocks(*huge))
+    receiver.expect(handoff("small"), sender.peer_id, 16 * len(small), blocks(*small))
+    sender.push(handoff("huge"), receiver.peer_id, range(16 * len(huge)), blocks(*huge))
+    sender.push(handoff("small"), receiver.peer_id, range(16 * len(small)), blocks(*small))
     receiver.wait(HandoffReceived, handoff("huge"))
     order = [event.handoff for event in receiver.leftover() if isinstance(event, HandoffReceived)]
     assert order == [handoff("small")]

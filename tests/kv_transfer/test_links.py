@@ -42,8 +42,8 @@ def move(sender: Node, receiver: Node, name: str = "a") -> None:
     """A handoff of 40 tokens that must arrive."""
     kv = prompt_kv(sender.layout, 40, len(name))
     sender.write(kv, OURS)
-    receiver.expect(handoff(name), sender, 40, THEIRS)
-    sender.push(handoff(name), receiver, range(40), OURS)
+    receiver.expect(handoff(name), sender.peer_id, 40, THEIRS)
+    sender.push(handoff(name), receiver.peer_id, range(40), OURS)
     receiver.wait(HandoffReceived, handoff(name))
     sender.wait(HandoffSent, handoff(name))
     assert receiver.holds(kv, THEIRS)
@@ -137,9 +137,9 @@ def test_pushes_wait_for_the_links(world: World) -> None:
     kv = prompt_kv(sender.layout, 40, 1)
     sender.write(kv, OURS)
     sender.tell(ConnectPeer(peer=receiver.peer))
-    sender.push(handoff("a"), receiver, range(40), OURS)
+    sender.push(handoff("a"), receiver.peer_id, range(40), OURS)
     receiver.tell(AcceptPeer(peer=sender.peer))
-    receiver.expect(handoff("a"), sender, 40, THEIRS)
+    receiver.expect(handoff("a"), sender.peer_id, 40, THEIRS)
     receiver.wait(HandoffReceived, handoff("a"))
     assert receiver.holds(kv, THEIRS)
 
@@ -148,12 +148,12 @@ def test_frames_wait_for_a_handoff_that_is_not_expected_yet(world: World) -> Non
     sender, receiver = world.pair()
     kv = prompt_kv(sender.layout, 40, 1)
     sender.write(kv, OURS)
-    sender.push(handoff("late"), receiver, range(40), OURS)
+    sender.push(handoff("late"), receiver.peer_id, range(40), OURS)
     move_small_meanwhile = handoff("b")
-    receiver.expect(move_small_meanwhile, sender, 1, blocks(20))
-    sender.push(move_small_meanwhile, receiver, range(1), blocks(4))
+    receiver.expect(move_small_meanwhile, sender.peer_id, 1, blocks(20))
+    sender.push(move_small_meanwhile, receiver.peer_id, range(1), blocks(4))
     receiver.wait(HandoffReceived, move_small_meanwhile)
-    receiver.expect(handoff("late"), sender, 40, THEIRS)
+    receiver.expect(handoff("late"), sender.peer_id, 40, THEIRS)
     receiver.wait(HandoffReceived, handoff("late"))
     sender.wait(HandoffSent, handoff("late"))
     assert receiver.holds(kv, THEIRS)
@@ -161,8 +161,8 @@ def test_frames_wait_for_a_handoff_that_is_not_expected_yet(world: World) -> Non
 
 def test_a_handoff_with_an_unknown_peer_fails_by_name(world: World) -> None:
     sender, receiver = world.node("p"), world.node("d")
-    sender.push(handoff("a"), receiver, range(40), OURS)
-    receiver.expect(handoff("a"), sender, 40, THEIRS)
+    sender.push(handoff("a"), receiver.peer_id, range(40), OURS)
+    receiver.expect(handoff("a"), sender.peer_id, 40, THEIRS)
     for failed in (
         *sender.wait(HandoffFailed, handoff("a")),
         *receiver.wait(HandoffFailed, handoff("a")),
@@ -175,8 +175,8 @@ def test_closing_a_peer_fails_its_handoffs_on_both_sides_and_it_can_come_again(
     world: World, closer: str
 ) -> None:
     sender, receiver = world.pair(layout(tp_size=2), layout())
-    receiver.expect(handoff("a"), sender, 40, THEIRS)
-    sender.push(handoff("a"), receiver, range(16), OURS, last=False)
+    receiver.expect(handoff("a"), sender.peer_id, 40, THEIRS)
+    sender.push(handoff("a"), receiver.peer_id, range(16), OURS, last=False)
     if closer == "sender":
         sender.tell(ClosePeer(peer_id="d"))
         assert len(receiver.wait(PeerLost)) == 1
@@ -194,8 +194,8 @@ def test_closing_a_peer_fails_its_handoffs_on_both_sides_and_it_can_come_again(
 
 def test_connecting_again_makes_new_links(world: World) -> None:
     sender, receiver = world.pair()
-    receiver.expect(handoff("a"), sender, 40, THEIRS)
-    sender.push(handoff("a"), receiver, range(16), OURS, last=False)
+    receiver.expect(handoff("a"), sender.peer_id, 40, THEIRS)
+    sender.push(handoff("a"), receiver.peer_id, range(16), OURS, last=False)
     sender.tell(ConnectPeer(peer=receiver.peer))
     sender.wait(HandoffFailed, handoff("a"))
     receiver.wait(HandoffFailed, handoff("a"))
@@ -223,8 +223,8 @@ def test_an_idle_link_stays_up_and_one_that_hangs_is_closed_and_made_again() -> 
         time.sleep(1.5 * IMPATIENT.timeout_s)  # the time itself is what is tested
         move(sender, receiver)
         gate.shut()  # the payload is sent, but nobody posts the receive
-        receiver.expect(handoff("b"), sender, 40, THEIRS)
-        sender.push(handoff("b"), receiver, range(40), OURS)
+        receiver.expect(handoff("b"), sender.peer_id, 40, THEIRS)
+        sender.push(handoff("b"), receiver.peer_id, range(40), OURS)
         failed = sender.wait(HandoffFailed, handoff("b"))[0]
         assert failed.kind == "transfer_timeout_error"
         receiver.wait(HandoffFailed, handoff("b"))
