@@ -135,7 +135,8 @@ def test_when_a_handoff_fails_the_next_of_the_route_does_it(world, side, held):
 def test_the_late_end_of_a_dead_node_does_not_touch_its_successor(world):
     world.kill_prefill("p0")
     world.connect("p0")
-    world.bring_all_but("cut down")
+    world.bring_all_but("cut down", "noticed")
+    assert world.decode.decode.legs.connected == ["p0", "p1"]
     world.bring_all_but()
     assert world.decode.decode.legs.connected == ["p0", "p1"]
 

@@ -163,6 +163,35 @@ async def test_two_hundred_requests_at_once_get_their_answers():
         await site.until_free()
 
 
+async def test_while_prefill_nodes_die_and_come_back_every_request_gets_its_answer():
+    async with Site(longest_s=0.01) as site:
+        router = await site.start_all("p0", "p1")
+        requests = []
+        for turn in range(6):
+            for i in range(10):
+                number = 10 * turn + i
+                asked = ask(
+                    site.model,
+                    number,
+                    prompt_len=20 + number,
+                    max_tokens=10 + i,
+                    prefill_nodes=("p0", "p1") if i % 2 else ("p1", "p0"),
+                    num_choices=1 + (i == 3),
+                )
+                requests.append(asked)
+                router.submit(asked)
+            await router.until_begun(requests[-1])
+            name = f"p{turn % 2}"
+            await site.kill(name)
+            await site.start_prefill(name)
+            site.decode.set_prefill_nodes((site.nodes["p0"].address, site.nodes["p1"].address))
+        await router.until_over(*requests)
+        assert all(asked.got == asked.expected for asked in requests)
+        routes = {asked.timelines[-1].route for asked in requests}
+        assert RouteTaken.DISAGGREGATED in routes
+        await site.until_free()
+
+
 async def test_a_node_whose_ranks_are_lost_says_so_and_takes_no_more_work():
     async with Site() as site:
         router = await site.start_all("p0")
