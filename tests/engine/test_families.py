@@ -35,21 +35,21 @@ def test_logprobs_are_those_of_transformers(
     torch.testing.assert_close(found, expected, atol=5e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("kv_dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("kv_dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize(("backend", "kernels"), [("sdpa", "torch"), ("auto", "auto")])
-def test_bfloat16_is_near_float32(
-    kv_dtype: str, backend: str, kernels: str, model_of: ModelOf
+def test_16_bit_models_and_caches_are_near_float32(
+    dtype: str, kv_dtype: str, backend: str, kernels: str, model_of: ModelOf
 ) -> None:
     runner = make_runner(
         model_of("llama"),
-        dtype="bfloat16",
+        dtype=dtype,
         kv_dtype=kv_dtype,
         attention_backend=backend,
         kernels=kernels,
     )
-    difference = logprobs_after(runner, PROMPTS[-1]) - reference_logprobs(
-        model_of("llama"), PROMPTS[-1]
-    )
+    expected = reference_logprobs(model_of("llama"), PROMPTS[-1])
+    difference = logprobs_after(runner, PROMPTS[-1]) - expected
     assert difference.abs().max() < 0.15  # one rounding is 0.4 %, logits reach 4
 
 

@@ -68,7 +68,9 @@ class _Rows(Structure):
 
 
 class CpuPagedAttention:
-    """Float32 and bfloat16, for the model and for the cache in any combination."""
+    """Float32 and bfloat16, for the model and for the cache in any combination; a float16 model is
+    widened.
+    """
 
     def __init__(self, kv: KvCache, heads: HeadShape) -> None:
         library = native_library()
@@ -115,6 +117,9 @@ class CpuPagedAttention:
         self._reserve([metadata.starts[c] + metadata.lengths[c] for c in order[plan.num_short :]])
 
     def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if q.dtype not in DTYPES:
+            return self.run(layer, q.float(), k.float(), v.float()).to(q.dtype)
+        assert q.stride(1) == k.stride(1) == v.stride(1) == q.shape[2]
         out = torch.empty(q.shape[0], q.shape[1] * q.shape[2], dtype=q.dtype)
         self._plan.x_is_bf16 = q.dtype is torch.bfloat16
         rows = _Rows(

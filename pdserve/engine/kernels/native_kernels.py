@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from pdserve.core.errors import ConfigError
+from pdserve.engine.kernels.torch_kernels import TorchKernels
 from pdserve.engine.native.library import native_library
 
 _SUFFIXES = {torch.float32: "f32", torch.bfloat16: "bf16"}
@@ -20,7 +21,9 @@ _ARGUMENTS: dict[str, list[Any]] = {
 
 
 class NativeKernels:
-    """For float32 and bfloat16 on CPU. Like torch's, all compute in float32 and round once."""
+    """For float32 and bfloat16 on CPU. Like torch's, all compute in float32 and round once. Other
+    types are left to torch.
+    """
 
     def __init__(self) -> None:
         library = native_library()
@@ -30,8 +33,11 @@ class NativeKernels:
         self._add_rms_norm = _typed(library, "pd_add_rms_norm")
         self._silu_mul = _typed(library, "pd_silu_mul")
         self._rotate = _typed(library, "pd_rotate")
+        self._others = TorchKernels()
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        if x.dtype not in _SUFFIXES:
+            return self._others.rms_norm(x, weight, eps)
         rows, size = x.shape[0], x.shape[-1]
         heads, head_stride = (x.shape[1], x.stride(1)) if x.dim() == 3 else (1, size)  # noqa: PLR2004
         out = torch.empty(x.shape, dtype=x.dtype)
@@ -49,6 +55,8 @@ class NativeKernels:
         return out
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+        if x.dtype not in _SUFFIXES:
+            return self._others.add_rms_norm(x, residual, weight, eps)
         assert x.is_contiguous()
         assert residual.is_contiguous()
         out = torch.empty_like(x)
@@ -63,6 +71,8 @@ class NativeKernels:
         return out
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
+        if gate_up.dtype not in _SUFFIXES:
+            return self._others.silu_mul(gate_up)
         assert gate_up.is_contiguous()
         rows, size = gate_up.shape[0], gate_up.shape[1] // 2
         out = torch.empty(rows, size, dtype=gate_up.dtype)
@@ -70,6 +80,8 @@ class NativeKernels:
         return out
 
     def rotate(self, q: Tensor, k: Tensor, positions: Tensor, table: Tensor) -> None:
+        if q.dtype not in _SUFFIXES:
+            return self._others.rotate(q, k, positions, table)
         rows, num_heads, size = q.shape
         assert q.stride(1) == k.stride(1) == size
         self._rotate[q.dtype](

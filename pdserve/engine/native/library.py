@@ -36,7 +36,7 @@ FLAGS = (
     "-fassociative-math",
     "-Wall",
 )
-COMPILE_TIMEOUT_S = 120.0
+COMPILE_TIMEOUT_S = 300.0
 
 
 @functools.cache
