@@ -30,6 +30,23 @@ def set_up_private_ray() -> None:
         os.environ.setdefault(name, value)
 
 
+def set_up_gpu_rank() -> None:
+    """What CUDA and NCCL read from the environment, set before a process first uses its GPU.
+
+    torch's watchdog must not end the process when a peer is gone: our own deadlines do what there
+    is to do. Kernels are loaded at start: loading one while a transfer's kernel waits for its peer
+    would wait with it. What the user has set stays.
+    """
+    for name, value in _GPU_RANK.items():
+        os.environ.setdefault(name, value)
+
+
+_GPU_RANK = {
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+    "TORCH_NCCL_ENABLE_MONITORING": "0",
+    "CUDA_MODULE_LOADING": "EAGER",
+}
+
 _PRIVATE_RAY = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",

@@ -94,6 +94,8 @@ def start_tp_group(
     if tp_size == 1:
         return SoloGroup()
     timeout = datetime.timedelta(seconds=timeout_s)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
     try:
         store = _C10D.FileStore(str(store_path), tp_size)
         store.set_timeout(timeout)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from pdserve.core.request import SamplingParams
 from pdserve.engine.batch import Slot
+from pdserve.engine.staging import on_device
 
 _FIRST_LINES = 4
 _FIRST_CAPACITY = 256
@@ -40,7 +41,7 @@ class Penalties:
         self._make_room(len(history))
         line = self._free.pop()
         self._lines[slot], self._lengths[slot] = line, len(history)
-        tokens = torch.tensor(history, dtype=torch.int64).to(self._device)
+        tokens = on_device(history, torch.int64, self._device)
         # Unused places repeat a seen token, so that whole lines can be read without a mask.
         self._histories[line] = tokens[0]
         self._histories[line, : len(history)] = tokens
@@ -62,14 +63,11 @@ class Penalties:
         """Change ``logits`` (float32 ``[R, V]``) at ``rows`` (int64 ``[P]``), one a slot."""
         lines = self._line_index(slots)
         longest = max(self._lengths[slot] for slot in slots)
-        repetition, frequency, presence = (
-            torch.tensor(
-                [(p.repetition_penalty, p.frequency_penalty, p.presence_penalty) for p in sampling],
-                dtype=torch.float32,
-            )
-            .to(self._device)
-            .T[:, :, None]
-        )
+        repetition, frequency, presence = on_device(
+            [(p.repetition_penalty, p.frequency_penalty, p.presence_penalty) for p in sampling],
+            torch.float32,
+            self._device,
+        ).T[:, :, None]
         ids = self._histories[lines, :longest]  # [P, H]
         counts = self._output_counts[lines[:, None], ids]
         seen = logits[rows[:, None], ids]
@@ -83,14 +81,14 @@ class Penalties:
         """Count one more output token of each of ``slots`` (int64 ``[P]``, on the device)."""
         self._make_room(1 + max(self._lengths[slot] for slot in slots))
         lines = self._line_index(slots)
-        ends = torch.tensor([self._lengths[slot] for slot in slots]).to(self._device)
+        ends = on_device([self._lengths[slot] for slot in slots], torch.int64, self._device)
         self._histories[lines, ends] = tokens
         self._output_counts[lines, tokens] += 1
         for slot in slots:
             self._lengths[slot] += 1
 
     def _line_index(self, slots: Sequence[Slot]) -> Tensor:
-        return torch.tensor([self._lines[slot] for slot in slots]).to(self._device)
+        return on_device([self._lines[slot] for slot in slots], torch.int64, self._device)
 
     def _add_lines(self) -> None:
         num_lines = len(self._histories)

@@ -10,35 +10,39 @@ import torch
 from torch import Tensor
 
 from pdserve.core.errors import RankError
-from pdserve.core.kv_layout import BlockId, KvLayout
-from pdserve.core.request import SamplingParams, TokenLogprobs
-from pdserve.engine.attention.interface import AttentionMetadata
+from pdserve.core.kv_layout import KvLayout
+from pdserve.core.request import TokenLogprobs
+from pdserve.engine.attention.interface import AttentionMetadata, CapturableBackend
 from pdserve.engine.attention.select import make_backend
-from pdserve.engine.batch import Batch, Carried, Chunk, Joined, Sampled, Slot, StepOutput
+from pdserve.engine.batch import Batch, Carried, Chunk, Sampled, Slot, StepOutput
+from pdserve.engine.decode_graphs import DecodeGraphs
 from pdserve.engine.engine_config import EngineConfig
 from pdserve.engine.kernels.select import make_kernels
 from pdserve.engine.kv_cache import KvCache
+from pdserve.engine.memory import num_blocks_that_fit, peak_bytes
 from pdserve.engine.model.decoder import ModelInput
 from pdserve.engine.model.load import head_shape, load_model
 from pdserve.engine.parallel import TpGroup
+from pdserve.engine.rehearsal import Rehearsal, largest_steps, warm_up
 from pdserve.engine.sampler import SampledRows, Sampler, SampleRow
 from pdserve.engine.slots import Slots
-
-WARM_UP_LEN = 16  # tokens of the prompt that warms a rank up
+from pdserve.engine.staging import HostCopy, on_device
 
 
 class PendingStep:
-    """A step that was launched; on a GPU it may still be running."""
+    """A step that was launched; on a GPU it may still be running, and later ones behind it."""
 
-    def __init__(self, batch: Batch, sampled: SampledRows | None) -> None:
+    def __init__(self, batch: Batch, sampled: SampledRows | None, device: torch.device) -> None:
         self._batch = batch
         self._sampled = sampled
+        self._tokens = HostCopy(device, *(() if sampled is None else (sampled.tokens,)))
 
     def wait(self) -> StepOutput:
-        """The tokens of every sampling chunk, in the chunks' order."""
+        """The tokens of every sampling chunk, in the chunks' order, once the step is done."""
+        copied = self._tokens.wait()
         if self._sampled is None:
             return StepOutput(step=self._batch.step, sampled=())
-        tokens: list[int] = self._sampled.tokens.tolist()  # sync: the front needs them
+        tokens: list[int] = copied[0].tolist()
         outputs = []
         row = 0
         for chunk in self._batch.chunks:
@@ -56,26 +60,23 @@ class ModelRunner:
         device = torch.device(config.device)
         if device.type == "cpu":
             torch.set_num_threads(config.num_threads)
+        else:
+            torch.cuda.set_device(device)  # of this thread, which launches all steps
         self.layout: KvLayout = config.layout
-        self.num_blocks = config.num_blocks
         self.config = config
         self._device = device
         kernels = make_kernels(config.kernels, device)
         self._model = load_model(config, group, kernels)
-        self.kv = KvCache(self.layout, self.num_blocks, device)
-        self._attention = make_backend(
-            config.attention_backend, self.kv, head_shape(config), device
-        )
         self._sampler = Sampler(
             max_num_seqs=config.max_num_seqs, vocab_size=config.spec.vocab_size, device=device
         )
-        self._slots = Slots(
-            num_slots=config.max_num_seqs,
-            num_blocks=self.num_blocks,
-            block_size=config.block_size,
-            max_len=config.max_model_len,
-            device=device,
-        )
+        self._graphs: DecodeGraphs | None = None
+        if config.gpu_memory_utilization is None:
+            self._open_cache(config.num_blocks)
+        else:
+            self._fill_memory(config.gpu_memory_utilization, group)
+        if config.cuda_graphs:
+            self._graphs = self._make_graphs()
 
     @torch.inference_mode()
     def launch(self, batch: Batch) -> PendingStep:
@@ -88,32 +89,68 @@ class ModelRunner:
         self._slots.apply(batch)
         self.kv.copy_blocks(batch.copies)
         if not batch.chunks:
-            return PendingStep(batch, None)
-        hidden = self._model.forward(self._plan(batch.chunks))
-        return PendingStep(batch, self._sample(batch.chunks, hidden))
+            return PendingStep(batch, None, self._device)
+        hidden = self._forward(batch.chunks)
+        return PendingStep(batch, self._sample(batch.chunks, hidden), self._device)
 
     def warm_up(self) -> None:
-        """Run one prompt and one decode step, so that no request pays for what is made on first
-        use.
+        """Run one prompt and one decode step, and capture decode graphs, so that no request pays
+        for what is made on first use.
 
         For a rank that holds no sequence yet: it uses slot 0 and the first blocks.
         """
-        length = min(WARM_UP_LEN, self.config.max_model_len - 1)
-        slot, num_blocks = Slot(0), self.layout.num_blocks_for(length + 1)
-        joined = Joined(
-            slot=slot,
-            sampling=SamplingParams(max_tokens=2, temperature=0.0),
-            choices=(0,),
-            end_token_ids=(),
-            prompt_len=length,
-            history=(),
-            blocks=tuple(BlockId(i) for i in range(num_blocks)),
+        if self._graphs is not None:
+            self._graphs.capture()
+        self._rehearse(warm_up(self.config))
+
+    def _open_cache(self, num_blocks: int) -> None:
+        """The cache and what points into it."""
+        config = self.config
+        self.num_blocks = num_blocks
+        self.kv = KvCache(self.layout, num_blocks, self._device)
+        self._attention = make_backend(
+            config.attention_backend, self.kv, head_shape(config), self._device
         )
-        prompt = Chunk(slot=slot, start=0, tokens=(0,) * length, new_blocks=(), num_samples=1)
-        decode = Chunk(slot=slot, start=length, tokens=Carried(), new_blocks=(), num_samples=1)
-        self.launch(Batch(step=0, joined=(joined,), chunks=(prompt,))).wait()
-        self.launch(Batch(step=1, chunks=(decode,))).wait()
-        self.launch(Batch(step=2, left=(slot,))).wait()
+        self._slots = Slots(
+            num_slots=config.max_num_seqs,
+            num_blocks=num_blocks,
+            block_size=config.block_size,
+            max_len=config.max_model_len,
+            device=self._device,
+        )
+
+    def _fill_memory(self, utilization: float, group: TpGroup) -> None:
+        """Open the largest cache beside which the largest steps still run."""
+        rehearsal = largest_steps(self.config)
+        self._open_cache(rehearsal.num_blocks)
+        step_bytes = peak_bytes(self._device, lambda: self._rehearse(rehearsal))
+        self._open_cache(1)  # lets the other go
+        self._open_cache(num_blocks_that_fit(self.config, utilization, step_bytes, group))
+
+    def _make_graphs(self) -> DecodeGraphs | None:
+        """Graphs of decode steps; None where there can be none."""
+        config, attention = self.config, self._attention
+        if self._device.type != "cuda" or config.tp_size > 1:
+            return None
+        if not isinstance(attention, CapturableBackend):
+            return None
+
+        def forward(token_ids: Tensor, positions: Tensor, block_tables: Tensor) -> Tensor:
+            attention.plan_decodes(positions, block_tables)
+            return self._model.forward(
+                ModelInput(token_ids=token_ids, positions=positions, attention=self._attention)
+            )
+
+        return DecodeGraphs(
+            forward,
+            max_num_seqs=config.max_num_seqs,
+            max_num_blocks=self.layout.num_blocks_for(config.max_model_len),
+            device=self._device,
+        )
+
+    def _rehearse(self, rehearsal: Rehearsal) -> None:
+        for batch in rehearsal.batches:
+            self.launch(batch).wait()
 
     def _check(self, batch: Batch) -> None:
         self._slots.check(batch)
@@ -123,21 +160,26 @@ class ModelRunner:
             if tokens and not (min(tokens) >= 0 and max(tokens) < vocab_size):
                 raise RankError(f"step {batch.step}: a token is not one of {vocab_size}")
 
-    def _plan(self, chunks: Sequence[Chunk]) -> ModelInput:
-        """The step's tokens on the device, attention planned for them."""
+    def _forward(self, chunks: Sequence[Chunk]) -> Tensor:
+        """Hidden states ``[T, hidden]`` of the step's tokens."""
         positions = self._tensor(
             [p for chunk in chunks for p in range(chunk.start, chunk.start + chunk.length)]
         )
+        token_ids = self._token_ids(chunks)
+        block_tables = self._slots.tables([chunk.slot for chunk in chunks])
+        is_decode = all(chunk.length == 1 for chunk in chunks)
+        if is_decode and self._graphs is not None and len(chunks) in self._graphs:
+            return self._graphs.run(token_ids, positions, block_tables)
         self._attention.plan(
             AttentionMetadata(
                 starts=tuple(chunk.start for chunk in chunks),
                 lengths=tuple(chunk.length for chunk in chunks),
                 positions=positions,
-                block_tables=self._slots.tables([chunk.slot for chunk in chunks]),
+                block_tables=block_tables,
             )
         )
-        return ModelInput(
-            token_ids=self._token_ids(chunks), positions=positions, attention=self._attention
+        return self._model.forward(
+            ModelInput(token_ids=token_ids, positions=positions, attention=self._attention)
         )
 
     def _token_ids(self, chunks: Sequence[Chunk]) -> Tensor:
@@ -151,10 +193,10 @@ class ModelRunner:
                 token_ids.append(0)
             else:
                 token_ids.extend(chunk.tokens)
-        on_device = self._tensor(token_ids)
+        held = self._tensor(token_ids)
         if carried:
-            on_device[self._tensor(carried)] = self._slots.last_tokens(slots)
-        return on_device
+            held[self._tensor(carried)] = self._slots.last_tokens(slots)
+        return held
 
     def _sample(self, chunks: Sequence[Chunk], hidden: Tensor) -> SampledRows | None:
         """Sample after each chunk that asks for it; its hidden state is computed to logits once."""
@@ -188,7 +230,7 @@ class ModelRunner:
         return sampled
 
     def _tensor(self, values: Sequence[int]) -> Tensor:
-        return torch.tensor(values, dtype=torch.int64, device=self._device)
+        return on_device(values, torch.int64, self._device)
 
 
 def _sampled(sampled: SampledRows, tokens: Sequence[int], rows: range) -> Sampled:

@@ -16,6 +16,7 @@ from pdserve.engine.noise import make_lanes, row_key, stream_of
 from pdserve.engine.penalties import Penalties
 from pdserve.engine.sampling_logprobs import RowLogprobs, wanted_logprobs
 from pdserve.engine.sampling_race import draw
+from pdserve.engine.staging import on_device
 
 # Logits that are worked on together. On a CPU the buffers should stay in the cache (1 MiB each, up
 # to twice as fast as 8 MiB at 32 rows of 49,152), elsewhere they bound the memory (32 MiB each).
@@ -139,7 +140,7 @@ class Sampler:
                 row_key(line.state.streams[line.row.choice], line.row.position) for line in part
             ]
             sampling = [line.state.sampling for line in part]
-            keys_tensor = torch.tensor(keys, dtype=torch.int32).to(self._device)
+            keys_tensor = on_device(keys, torch.int32, self._device)
             tokens[index] = draw(part_logits, keys_tensor, self._lanes, sampling)
         return tokens
 
@@ -183,4 +184,4 @@ class Sampler:
             yield lines[first : first + size]
 
     def _tensor(self, values: Sequence[int] | Sequence[float], dtype: torch.dtype) -> Tensor:
-        return torch.tensor(values, dtype=dtype).to(self._device)
+        return on_device(values, dtype, self._device)

@@ -6,21 +6,21 @@ import torch
 from torch import Tensor
 
 from pdserve.core.request import TokenLogprobs
+from pdserve.engine.staging import HostCopy, on_device
 
 
 class RowLogprobs:
-    """The log-probabilities of some rows of a step; on the device until one is asked for."""
+    """The log-probabilities of some rows of a step, on their way to the host."""
 
     def __init__(self, logits: Tensor, tokens: Tensor, wanted: dict[int, int]) -> None:
         """``wanted``: rows of ``logits`` ``[R, V]``, and how many likeliest tokens each shows."""
-        index = torch.tensor(list(wanted), dtype=torch.int64).to(logits.device)
+        index = on_device(list(wanted), torch.int64, logits.device)
         chosen = logits.index_select(0, index).float()
         total = chosen.logsumexp(1, keepdim=True)
         self._tops = {row: (i, num_top) for i, (row, num_top) in enumerate(wanted.items())}
-        self._sampled = chosen.gather(1, tokens[index, None]) - total
+        sampled = chosen.gather(1, tokens[index, None]) - total
         best = chosen.topk(min(max(wanted.values()), chosen.shape[1]), dim=1)
-        self._best = best.values - total
-        self._best_ids = best.indices
+        self._copy = HostCopy(logits.device, sampled, best.values - total, best.indices)
         self._on_host: tuple[list[list[float]], list[list[float]], list[list[int]]] | None = None
 
     def of(self, row: int) -> TokenLogprobs | None:
@@ -28,8 +28,8 @@ class RowLogprobs:
         if row not in self._tops:
             return None
         if self._on_host is None:
-            # sync: the caller wants the values now
-            self._on_host = (self._sampled.tolist(), self._best.tolist(), self._best_ids.tolist())
+            sampled_there, best_there, ids_there = self._copy.wait()
+            self._on_host = (sampled_there.tolist(), best_there.tolist(), ids_there.tolist())
         sampled, best, best_ids = self._on_host
         i, num_top = self._tops[row]
         pairs = zip(best_ids[i], best[i], strict=True)

@@ -18,6 +18,7 @@ from pdserve.engine.sampling_truncation import (
     top_p_limits,
     top_p_mask,
 )
+from pdserve.engine.staging import on_device
 
 _LEAST_TEMPERATURE = 1e-30  # float32 still divides by it
 
@@ -73,4 +74,4 @@ def _truncate_min_p_(weights: Tensor, sampling: Sequence[SamplingParams]) -> Non
 
 
 def _column(values: Sequence[int] | Sequence[float], dtype: torch.dtype, like: Tensor) -> Tensor:
-    return torch.tensor(values, dtype=dtype).to(like.device)
+    return on_device(values, dtype, like.device)

@@ -12,6 +12,7 @@ from torch import Tensor
 from pdserve.core.errors import RankError
 from pdserve.core.kv_layout import BlockId
 from pdserve.engine.batch import Batch, Chunk, Slot
+from pdserve.engine.staging import on_device
 
 
 class Slots:
@@ -120,4 +121,4 @@ class Slots:
             )
 
     def _tensor(self, values: Sequence[int], dtype: torch.dtype = torch.int64) -> Tensor:
-        return torch.tensor(values, dtype=dtype, device=self._device)
+        return on_device(values, dtype, self._device)

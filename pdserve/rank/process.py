@@ -14,6 +14,7 @@ import torch
 
 from kv_transfer.endpoint import KvEndpoint
 from kv_transfer.transports.grpc_wire import GrpcWire
+from pdserve.core.environment import set_up_gpu_rank
 from pdserve.engine.parallel import start_tp_group
 from pdserve.engine.runner import ModelRunner
 from pdserve.rank.parts import RankParts
@@ -30,6 +31,8 @@ def run_rank(spec: RankSpec) -> None:
     Every error is logged, told to the front and raised.
     """
     sys.setswitchinterval(SWITCH_INTERVAL_S)
+    if torch.device(spec.engine.device).type == "cuda":
+        set_up_gpu_rank()
     torch.set_num_threads(spec.engine.num_threads)
     serve_rank(
         RunDir(spec.run_dir),

@@ -1,5 +1,6 @@
 """Every attention backend gives what dense attention over the whole history gives."""
 
+import math
 from dataclasses import dataclass
 
 import pytest
@@ -10,12 +11,12 @@ from torch import Tensor
 
 from pdserve.core.errors import ConfigError
 from pdserve.core.kv_layout import KvLayout
-from pdserve.engine.attention import ATTENTION_BACKENDS
 from pdserve.engine.attention.interface import AttentionBackend, AttentionMetadata, HeadShape
 from pdserve.engine.attention.select import make_backend
 from pdserve.engine.kv_cache import KvCache
 
 CPU = torch.device("cpu")
+ON_CPU = ("sdpa", "cpu_paged")
 NUM_LAYERS = 2
 TOLERANCE = {"float32": 5e-6, "bfloat16": 2e-2}
 
@@ -56,8 +57,11 @@ def cases(draw: st.DrawFn) -> Case:
 class Step:
     """A case made real: a filled cache, the step's q, k and v, and what dense attention gives."""
 
-    def __init__(self, case: Case) -> None:
+    def __init__(
+        self, case: Case, device: torch.device = CPU, *, unwritten: float = math.nan
+    ) -> None:
         self.case = case
+        self.device = device
         self._random = torch.Generator().manual_seed(case.seed)
         heads, dtype = case.heads, getattr(torch, case.dtype)
         layout = KvLayout(
@@ -69,12 +73,13 @@ class Step:
             tp_size=1,
         )
         counts = [layout.num_blocks_for(start + length) for start, length in case.chunks]
-        self.kv = KvCache(layout, sum(counts) + 3, CPU)
-        self.kv.tensor.fill_(torch.nan)  # whatever is not written must not matter
+        self.kv = KvCache(layout, sum(counts) + 3, device)
+        self.kv.tensor.fill_(unwritten)  # whatever is not written must not matter
         blocks = torch.randperm(self.kv.num_blocks, generator=self._random).int()
         self.tables = torch.zeros(len(counts), max(counts), dtype=torch.int32)
         for row, dealt in enumerate(blocks[: sum(counts)].split(counts)):
             self.tables[row, : len(dealt)] = dealt
+        self.tables = self.tables.to(device)
         num_tokens = sum(length for _, length in case.chunks)
         qkv = self._draw(num_tokens, heads.num_heads + 2 * heads.num_kv_heads, heads.head_size)
         counts = [heads.num_heads, heads.num_kv_heads, heads.num_kv_heads]
@@ -82,7 +87,7 @@ class Step:
         self.histories = [self._write_history(row) for row in range(len(case.chunks))]
 
     def _draw(self, *shape: int) -> Tensor:
-        return torch.randn(shape, generator=self._random)
+        return torch.randn(shape, generator=self._random).to(self.device)
 
     def _write_history(self, row: int) -> Tensor:
         """K and V ``[2, start, Hkv, D]`` before the chunk, in the pages of every layer."""
@@ -101,7 +106,7 @@ class Step:
         return AttentionMetadata(
             starts=tuple(start for start, _ in self.case.chunks),
             lengths=tuple(length for _, length in self.case.chunks),
-            positions=torch.cat(ranges),
+            positions=torch.cat(ranges).to(self.device),
             block_tables=self.tables,
         )
 
@@ -128,7 +133,7 @@ def attend(backend: AttentionBackend, step: Step) -> Tensor:
     return first.float()
 
 
-@pytest.mark.parametrize("name", ATTENTION_BACKENDS)
+@pytest.mark.parametrize("name", ON_CPU)
 @given(case=cases())
 @settings(max_examples=40, deadline=None)
 def test_any_mix_of_chunks_is_dense_attention(name: str, case: Case) -> None:
@@ -141,14 +146,14 @@ def test_any_mix_of_chunks_is_dense_attention(name: str, case: Case) -> None:
 @given(case=cases())
 @settings(max_examples=20, deadline=None)
 def test_backends_write_the_same_cache(case: Case) -> None:
-    steps = [Step(case) for _ in ATTENTION_BACKENDS]
-    for name, step in zip(ATTENTION_BACKENDS, steps, strict=True):
+    steps = [Step(case) for _ in ON_CPU]
+    for name, step in zip(ON_CPU, steps, strict=True):
         attend(make_backend(name, step.kv, case.heads, CPU), step)
     caches = [step.kv.tensor.nan_to_num(nan=-7.0) for step in steps]
     assert torch.equal(caches[0], caches[1])
 
 
-@pytest.mark.parametrize("name", ATTENTION_BACKENDS)
+@pytest.mark.parametrize("name", ON_CPU)
 def test_blocks_beyond_two_to_the_31_elements(name: str) -> None:
     heads = HeadShape(num_heads=8, num_kv_heads=8, head_size=128)
     layout = KvLayout(
@@ -173,7 +178,9 @@ def test_blocks_beyond_two_to_the_31_elements(name: str) -> None:
 def test_an_unknown_backend_is_refused_by_name() -> None:
     heads = HeadShape(num_heads=1, num_kv_heads=1, head_size=16)
     step = Step(Case(heads=heads, block_size=4, chunks=((0, 1),)))
-    with pytest.raises(ConfigError, match="'flash' is not one of auto, cpu_paged, sdpa"):
+    with pytest.raises(
+        ConfigError, match="'flash' is not one of auto, cpu_paged, flash_attn, sdpa"
+    ):
         make_backend("flash", step.kv, heads, CPU)
 
 
@@ -184,3 +191,10 @@ def test_head_sizes_that_the_c_code_cannot_do_run_on_sdpa() -> None:
         make_backend("cpu_paged", step.kv, heads, CPU)
     found = attend(make_backend("auto", step.kv, heads, CPU), step)
     torch.testing.assert_close(found, step.dense())
+
+
+def test_a_backend_whose_package_is_not_here_is_refused_by_name() -> None:
+    heads = HeadShape(num_heads=2, num_kv_heads=1, head_size=16)
+    step = Step(Case(heads=heads, block_size=4, chunks=((3, 2),)))
+    with pytest.raises(ConfigError, match="'flash_attn'"):
+        make_backend("flash_attn", step.kv, heads, CPU)

@@ -67,5 +67,5 @@ def test_rotation_in_place_of_views(dtype: torch.dtype) -> None:
 
 
 def test_unknown_operations_are_refused_by_name() -> None:
-    with pytest.raises(ConfigError, match="'cuda' is not one of auto, native, torch"):
+    with pytest.raises(ConfigError, match="'cuda' is not one of auto, native, torch, triton"):
         make_kernels("cuda", torch.device("cpu"))

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -52,6 +52,16 @@ class AttentionBackend(Protocol):
 
         q ``[T, Hq, D]``, k and v ``[T, Hkv, D]`` (rows may be strided) → ``[T, Hq * D]``. Each
         token attends to all cached positions up to its own.
+        """
+
+
+@runtime_checkable
+class CapturableBackend(Protocol):
+    """A backend whose decode steps a CUDA graph may hold: planned from tensors alone."""
+
+    def plan_decodes(self, positions: Tensor, block_tables: Tensor) -> None:
+        """As ``plan``, for one token at ``positions`` ``[S]`` of each of S sequences, whose tables
+        are ``[S, M]``. What is read on the device now is read again at each replay.
         """
 
 

@@ -1,0 +1,177 @@
+"""The small operations on NVIDIA GPUs, one Triton kernel each; ``torch_kernels.py`` is the oracle.
+
+A program works on one row (of one head, where there are heads). Like torch's, all compute in
+float32 and round once. Row numbers are int64 before they are multiplied.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+SILU_BLOCK = 1024
+
+
+class TritonKernels:
+    """For any float type on a GPU."""
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        size = x.shape[-1]
+        num_heads, head_stride = (x.shape[1], x.stride(1)) if x.dim() == 3 else (1, 0)  # noqa: PLR2004
+        out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        _rms_norm[(x.shape[0] * num_heads,)](
+            out,
+            x,
+            weight,
+            num_heads,
+            x.stride(0),
+            head_stride,
+            size,
+            eps,
+            BLOCK=triton.next_power_of_2(size),
+            num_warps=_num_warps(size),
+        )
+        return out
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+        num_rows, size = x.shape
+        out = torch.empty_like(x)
+        _add_rms_norm[(num_rows,)](
+            out,
+            x,
+            residual,
+            weight,
+            x.stride(0),
+            residual.stride(0),
+            size,
+            eps,
+            BLOCK=triton.next_power_of_2(size),
+            num_warps=_num_warps(size),
+        )
+        return out
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        num_rows, size = gate_up.shape[0], gate_up.shape[1] // 2
+        out = torch.empty(num_rows, size, dtype=gate_up.dtype, device=gate_up.device)
+        grid = (num_rows, triton.cdiv(size, SILU_BLOCK))
+        _silu_mul[grid](out, gate_up, gate_up.stride(0), size, BLOCK=SILU_BLOCK)
+        return out
+
+    def rotate(self, q: Tensor, k: Tensor, positions: Tensor, table: Tensor) -> None:
+        num_tokens, num_q_heads, size = q.shape
+        num_k_heads = k.shape[1]
+        _rotate[(num_tokens, num_q_heads + num_k_heads)](
+            q,
+            k,
+            positions,
+            table,
+            num_q_heads,
+            q.stride(0),
+            q.stride(1),
+            k.stride(0),
+            k.stride(1),
+            size // 2,
+            BLOCK=triton.next_power_of_2(size // 2),
+            num_warps=1,
+        )
+
+
+def _num_warps(size: int) -> int:
+    return min(max(int(triton.next_power_of_2(size)) // 512, 1), 16)
+
+
+@triton.jit
+def _rms_norm(
+    out,
+    x,
+    weight,
+    num_heads,
+    row_stride,
+    head_stride,
+    size,
+    eps,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    inside = columns < size
+    start = row // num_heads * row_stride + row % num_heads * head_stride
+    wide = tl.load(x + start + columns, mask=inside, other=0.0).to(tl.float32)
+    scale = tl.rsqrt(tl.sum(wide * wide) / size + eps)
+    factor = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + row * size + columns, wide * scale * factor, mask=inside)
+
+
+@triton.jit
+def _add_rms_norm(
+    out,
+    x,
+    residual,
+    weight,
+    x_stride,
+    residual_stride,
+    size,
+    eps,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    inside = columns < size
+    x_row = tl.load(x + row * x_stride + columns, mask=inside, other=0.0).to(tl.float32)
+    place = residual + row * residual_stride + columns
+    total = (x_row + tl.load(place, mask=inside, other=0.0).to(tl.float32)).to(
+        residual.dtype.element_ty
+    )
+    tl.store(place, total, mask=inside)
+    wide = total.to(tl.float32)  # of the rounded sum, as the next layers see it
+    scale = tl.rsqrt(tl.sum(wide * wide) / size + eps)
+    factor = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + row * size + columns, wide * scale * factor, mask=inside)
+
+
+@triton.jit
+def _silu_mul(
+    out,
+    gate_up,
+    row_stride,
+    size,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = columns < size
+    place = gate_up + row * row_stride + columns
+    gate = tl.load(place, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(place + size, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + row * size + columns, gate * tl.sigmoid(gate) * up, mask=inside)
+
+
+@triton.jit
+def _rotate(
+    q,
+    k,
+    positions,
+    table,
+    num_q_heads,
+    q_row_stride,
+    q_head_stride,
+    k_row_stride,
+    k_head_stride,
+    half,
+    BLOCK: tl.constexpr,
+):
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
+    pairs = tl.arange(0, BLOCK)
+    inside = pairs < half
+    if head < num_q_heads:
+        place = q + token * q_row_stride + head * q_head_stride + pairs
+    else:
+        place = k + token * k_row_stride + (head - num_q_heads) * k_head_stride + pairs
+    angles = table + tl.load(positions + token) * (2 * half) + pairs
+    cos = tl.load(angles, mask=inside, other=0.0)
+    sin = tl.load(angles + half, mask=inside, other=0.0)
+    left = tl.load(place, mask=inside, other=0.0).to(tl.float32)
+    right = tl.load(place + half, mask=inside, other=0.0).to(tl.float32)
+    tl.store(place, left * cos - right * sin, mask=inside)
+    tl.store(place + half, right * cos + left * sin, mask=inside)

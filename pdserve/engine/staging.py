@@ -1,0 +1,45 @@
+"""Small host values to a rank's device and results back, without waiting for the device.
+
+A GPU copies from and to pageable memory only when all work queued before is done, so on GPUs both
+ways go through pinned memory. On a CPU there is nothing to stage.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+Values = Sequence[int] | Sequence[float] | Sequence[Sequence[int]] | Sequence[Sequence[float]]
+
+
+def on_device(values: Values, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """The values as a tensor on ``device``; a GPU's copy is queued on the current stream."""
+    if device.type != "cuda":
+        return torch.tensor(values, dtype=dtype, device=device)
+    return torch.tensor(values, dtype=dtype, pin_memory=True).to(device, non_blocking=True)
+
+
+class HostCopy:
+    """Tensors on their way to the host, after all work queued so far on the current stream.
+
+    Without tensors it is that work alone that is waited for.
+    """
+
+    def __init__(self, device: torch.device, *tensors: Tensor) -> None:
+        self._tensors = tensors
+        self._done: torch.cuda.Event | None = None
+        if device.type == "cuda":
+            self._tensors = tuple(_queue_copy(tensor) for tensor in tensors)
+            self._done = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+            self._done.record(torch.cuda.current_stream(device))
+
+    def wait(self) -> tuple[Tensor, ...]:
+        """The tensors in host memory, once they are there. From any thread."""
+        if self._done is not None:
+            self._done.synchronize()  # sync: the caller needs the values
+        return self._tensors
+
+
+def _queue_copy(tensor: Tensor) -> Tensor:
+    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return host.copy_(tensor, non_blocking=True)

@@ -1,0 +1,116 @@
+"""A KV node in a process of its own, on a GPU of its own, that may die or stop at a chosen moment.
+
+    python -m tests.gpu.kv_peer PEER_ID DEVICE [SIGNAL OPERATION]
+
+It reads commands, one a line, and prints ``ready ADDRESS`` and then the name of each event. With a
+SIGNAL it sends that to itself in place of the OPERATION-th call of its process group; call 0 is the
+group's making, 1 and 2 warm both directions up, later ones carry frames.
+"""
+
+import os
+import signal
+import sys
+from threading import Thread
+
+import torch
+from torch._C._distributed_c10d import Store
+
+from kv_transfer.commands import AcceptPeer, ConnectPeer, ExpectHandoff, Peer, PushTokens
+from kv_transfer.transports import TRANSPORTS
+from kv_transfer.transports.pair_link import PairLink
+from kv_transfer.transports.process_group import NcclGroup
+from kv_transfer.transports.transport import LinkSetting, Stream
+from pdserve.core.environment import set_up_gpu_rank
+from tests.gpu.transfers import CONFIG, LAYOUT, NUM_BLOCKS, NUM_TOKENS, TABLE, kv_of
+from tests.kv_transfer.nodes import Node, World, handoff
+
+
+class MortalGroup:
+    """NCCL's group, until the chosen call."""
+
+    def __init__(self, store: Store, rank: int, setting: LinkSetting) -> None:
+        self._calls = 0
+        self._count()
+        self._group = NcclGroup(store, rank, setting)
+
+    def send(self, data: torch.Tensor, other: int) -> None:
+        self._count()
+        self._group.send(data, other)
+
+    def receive(self, data: torch.Tensor, other: int) -> None:
+        self._count()
+        self._group.receive(data, other)
+
+    def abort(self) -> None:
+        self._group.abort()
+
+    def _count(self) -> None:
+        _, _, _, *fate = sys.argv
+        if fate and self._calls == int(fate[1]):
+            os.kill(os.getpid(), signal.Signals[fate[0]])
+        self._calls += 1
+
+
+def mortal_link(stream: Stream, setting: LinkSetting) -> PairLink:
+    return PairLink(stream, setting, MortalGroup, setting.device)
+
+
+def main() -> None:
+    """Serve commands until standard input ends."""
+    set_up_gpu_rank()
+    TRANSPORTS["nccl"] = "tests.gpu.kv_peer:mortal_link"
+    node = Node(
+        sys.argv[1],
+        LAYOUT,
+        "nccl",
+        World("nccl").open_wire,
+        config=CONFIG,
+        num_blocks=NUM_BLOCKS,
+        padding=0,
+        device=torch.device(sys.argv[2]),
+    )
+    node.write(kv_of(NUM_TOKENS), TABLE[: LAYOUT.num_blocks_for(NUM_TOKENS)])
+    print("ready", node.endpoints[0].address, flush=True)
+    Thread(target=tell_events, args=(node,), daemon=True).start()
+    for line in sys.stdin:
+        obey(node, *line.split())
+    node.close()
+
+
+def tell_events(node: Node) -> None:
+    while True:
+        print(type(node.endpoints[0].events.get()).__name__, flush=True)
+
+
+def obey(node: Node, command: str, peer_id: str, word: str) -> None:
+    match command:
+        case "accept" | "connect":
+            peer = Peer(peer_id=peer_id, layout=LAYOUT, transport="nccl", addresses=(word,))
+            node.tell(AcceptPeer(peer=peer) if command == "accept" else ConnectPeer(peer=peer))
+        case "push":
+            node.tell(
+                PushTokens(
+                    handoff=handoff(word),
+                    peer_id=peer_id,
+                    start=0,
+                    stop=NUM_TOKENS,
+                    blocks=TABLE[: LAYOUT.num_blocks_for(NUM_TOKENS)],
+                    last=True,
+                )
+            )
+        case "expect":
+            node.tell(
+                ExpectHandoff(
+                    handoff=handoff(word),
+                    peer_id=peer_id,
+                    num_tokens=NUM_TOKENS,
+                    blocks=TABLE[::-1][: LAYOUT.num_blocks_for(NUM_TOKENS)],
+                )
+            )
+        case "check":
+            same = node.holds(kv_of(NUM_TOKENS), TABLE[::-1])
+            print("same" if same else "different", flush=True)
+
+
+if __name__ == "__main__":
+    main()

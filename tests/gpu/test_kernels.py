@@ -1,0 +1,95 @@
+"""The operations in Triton give what their torch twins give."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from pdserve.engine.kernels.interface import Kernels
+from pdserve.engine.kernels.select import make_kernels
+from pdserve.engine.kernels.torch_kernels import TorchKernels
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
+
+ORACLE = TorchKernels()
+GPU = torch.device("cuda:0")
+EPS = 1e-5
+DTYPES = st.sampled_from([torch.float32, torch.bfloat16, torch.float16])
+ROWS = st.integers(1, 5) | st.integers(6, 700)
+SIZES = st.sampled_from([40, 64, 128, 896, 4096, 14336])
+
+
+def ours() -> Kernels:
+    return make_kernels("triton", GPU)  # by name: the package is on GPU machines only
+
+
+def random(seed: int, *shape: int, dtype: torch.dtype) -> Tensor:
+    generator = torch.Generator(GPU).manual_seed(seed)
+    return torch.randn(shape, generator=generator, device=GPU).to(dtype)
+
+
+def assert_close(found: Tensor, expected: Tensor) -> None:
+    # Two units of the last place: sums and the exponential may round another way.
+    unit = torch.finfo(found.dtype).eps
+    torch.testing.assert_close(found, expected, rtol=2 * unit, atol=4e-6)
+
+
+@given(rows=ROWS, size=SIZES, dtype=DTYPES, seed=st.integers(0, 99))
+@settings(max_examples=60, deadline=None)
+def test_norm_after_adding(rows: int, size: int, dtype: torch.dtype, seed: int) -> None:
+    x, residual = random(seed, rows, size, dtype=dtype), random(seed + 1, rows, size, dtype=dtype)
+    weight = random(seed + 2, size, dtype=dtype)
+    found_residual, expected_residual = residual.clone(), residual.clone()
+    found = ours().add_rms_norm(x, found_residual, weight, EPS)
+    assert_close(found, ORACLE.add_rms_norm(x, expected_residual, weight, EPS))
+    assert torch.equal(found_residual, expected_residual)
+
+
+@given(rows=ROWS, heads=st.integers(1, 9), size=SIZES, dtype=DTYPES, seed=st.integers(0, 99))
+@settings(max_examples=40, deadline=None)
+def test_norm_of_rows_and_of_heads_inside_wider_rows(
+    rows: int, heads: int, size: int, dtype: torch.dtype, seed: int
+) -> None:
+    x = random(seed, min(rows, 50), heads + 2, size, dtype=dtype)
+    weight = random(seed + 1, size, dtype=dtype)
+    for view in (x[:, 0].contiguous(), x[:, 0], x[:, 1 : 1 + heads]):
+        assert_close(ours().rms_norm(view, weight, EPS), ORACLE.rms_norm(view, weight, EPS))
+
+
+@given(rows=ROWS, size=SIZES, dtype=DTYPES, seed=st.integers(0, 99))
+@settings(max_examples=40, deadline=None)
+def test_silu_times_up(rows: int, size: int, dtype: torch.dtype, seed: int) -> None:
+    gate_up = random(seed, rows, 2 * size, dtype=dtype) * 8
+    assert_close(ours().silu_mul(gate_up), ORACLE.silu_mul(gate_up))
+
+
+def test_silu_of_huge_gates_is_finite() -> None:
+    gate_up = torch.tensor([[1e4, -1e4, 0.0, 88.0, -88.0, 1.0, 1.0, 1.0, 1.0, 1.0]], device=GPU)
+    assert_close(ours().silu_mul(gate_up), ORACLE.silu_mul(gate_up))
+
+
+@given(
+    rows=ROWS,
+    heads=st.sampled_from([(4, 2), (32, 8), (1, 1), (14, 2)]),
+    size=st.sampled_from([16, 24, 64, 128]),
+    dtype=DTYPES,
+    seed=st.integers(0, 99),
+)
+@settings(max_examples=40, deadline=None)
+def test_rotation_in_place_of_views(
+    rows: int, heads: tuple[int, int], size: int, dtype: torch.dtype, seed: int
+) -> None:
+    q, kv = heads
+    qkv = random(seed, rows, q + 2 * kv, size, dtype=dtype)
+    table = random(seed + 1, 90, size, dtype=torch.float32)
+    positions = torch.randint(90, (rows,), device=GPU)
+    found, expected = qkv.clone(), qkv.clone()
+    ours().rotate(found[:, :q], found[:, q : q + kv], positions, table)
+    ORACLE.rotate(expected[:, :q], expected[:, q : q + kv], positions, table)
+    assert_close(found, expected)
+    assert torch.equal(found[:, q + kv :], qkv[:, q + kv :])  # v is left alone
+
+
+def test_auto_takes_them_on_a_gpu() -> None:
+    assert type(make_kernels("auto", GPU)) is type(ours())

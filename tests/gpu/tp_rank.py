@@ -1,0 +1,60 @@
+"""One rank of a TP group in a process of its own: ``python -m tests.gpu.tp_rank …``.
+
+Writes what the rank computed to a file: log-probabilities, greedy tokens, its devices.
+"""
+
+import sys
+from pathlib import Path
+
+import torch
+
+from pdserve.core.environment import set_up_gpu_rank
+from pdserve.engine.parallel import SoloGroup, start_tp_group
+from tests.engine.runs import greedy, logprobs_after, make_runner
+
+PROMPTS = [[(7 * i * i + n) % 199 for i in range(n)] for n in (33, 1, 50, 16)]
+NUM_TOKENS = 8
+
+
+def main(
+    model_dir: str, store: str, rank: str, size: str, dtype: str, load_format: str, out: str
+) -> None:
+    """Run the rank on the GPU of its number."""
+    set_up_gpu_rank()
+    device = torch.device("cuda", int(rank))
+    group = (
+        SoloGroup()
+        if size == "1"
+        else start_tp_group(
+            store_path=Path(store),
+            tp_rank=int(rank),
+            tp_size=int(size),
+            device=device,
+            timeout_s=60,
+        )
+    )
+    runner = make_runner(
+        Path(model_dir),
+        group,
+        device=str(device),
+        dtype=dtype,
+        kv_dtype=dtype,
+        tp_size=int(size),
+        tp_rank=int(rank),
+        load_format=load_format,
+        gpu_memory_utilization=0.1,
+    )
+    runner.warm_up()
+    found = {
+        "logprobs": logprobs_after(runner, PROMPTS[2]),
+        "tokens": greedy(runner, PROMPTS, NUM_TOKENS, chunk_len=20),
+        "num_blocks": runner.num_blocks,
+        "devices": (torch.cuda.current_device(), runner.kv.tensor.device.index),
+        "used_elsewhere": torch.cuda.memory_allocated(1 - device.index) if size == "2" else 0,
+    }
+    torch.save(found, out)
+    group.close()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
