@@ -108,7 +108,7 @@ def _check(setting: Setting) -> Result:
     num_disaggregated = 0
     problem = None
     try:
-        with served(setting.overrides(), "--name", "accept") as cluster:
+        with served(setting.overrides()) as cluster:
             golden = _run_check(cluster, "check_golden.py", "--golden", str(_golden_file()))
             bad_input = _run_check(cluster, "check_bad_input.py")
             routes = cluster.wait_until_idle()["routes"]

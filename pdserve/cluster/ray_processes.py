@@ -114,12 +114,19 @@ class ProcessGroup:
         for process in self._processes:
             process.kill()
         if self._group is not None:
-            remove_placement_group(self._group)
+            _remove(self._group)
         calls = [ending.call for ending in self._endings]
         if calls:
             _, pending = await asyncio.wait(calls, timeout=END_TIMEOUT_S)
             for call in pending:
                 logger.error("a killed process still answers: %s", call)
+
+
+def _remove(group: PlacementGroup) -> None:
+    try:
+        remove_placement_group(group)
+    except RayError as error:
+        logger.warning("a placement group could not be removed: %s", error)
 
 
 def _retrieve(call: Answer) -> None:

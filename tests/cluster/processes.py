@@ -1,7 +1,10 @@
 """The processes below a process, as /proc has them."""
 
 import time
+from collections.abc import Iterable
 from pathlib import Path
+
+LISTENING = "0A"  # a state of /proc/net/tcp
 
 
 def descendants(pid: int) -> dict[int, str]:
@@ -21,6 +24,21 @@ def wait_until_gone(pids: dict[int, str], timeout_s: float) -> dict[int, str]:
     ):
         time.sleep(0.1)
     return alive
+
+
+def listener(pids: Iterable[int], port: int) -> int:
+    """The one of ``pids`` that listens on a TCP port."""
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    inodes = {
+        f"socket:[{row[9]}]"
+        for row in rows
+        if int(row[1].split(":")[1], 16) == port and row[3] == LISTENING
+    }
+    for pid in pids:
+        for fd in Path(f"/proc/{pid}/fd").iterdir():
+            if fd.is_symlink() and str(fd.readlink()) in inodes:
+                return pid
+    raise LookupError(f"none of {list(pids)} listens on port {port}")
 
 
 def is_running(pid: int) -> bool:

@@ -11,6 +11,7 @@ from openai.types.chat import ChatCompletionMessageParam
 from pdserve.client.async_client import AsyncClient
 from tests.cluster.conftest import LOCAL_BELOW
 from tests.cluster.golden import CASES, SHORT_CASES, ask_all, first_difference
+from tests.cluster.processes import descendants, listener
 from tests.cluster.served import Served
 
 pytestmark = [pytest.mark.ray, pytest.mark.model, pytest.mark.timeout(400)]
@@ -134,3 +135,12 @@ async def test_a_stream_goes_on_where_it_was_when_its_decode_node_dies(cluster: 
     assert first_difference(case, got) is None
     cluster.wait_for("cluster +decode-0 serves again", timeout_s=120)
     cluster.wait_until_idle()
+
+
+def test_a_router_that_is_killed_comes_back_at_its_address(cluster: Served) -> None:
+    port = int(cluster.http_url.rpartition(":")[2])
+    os.kill(listener(descendants(cluster.process.pid), port), signal.SIGKILL)
+    cluster.wait_for("cluster +router ended", timeout_s=10)
+    cluster.wait_for("cluster +router serves again", timeout_s=120)
+    cluster.wait_until_idle()
+    ask_all(cluster, SHORT_CASES)
