@@ -3,16 +3,19 @@ rank.
 
 Measures the model runner alone: no scheduler, no server. With ``--against transformers`` the same
 work is done by Hugging Face ``generate`` in the same process, in turn, so that a busy machine slows
-both. Decode is measured on prompts of 128 tokens and 33 tokens of output; steps count after the
-first.
+both. Decode is measured on prompts of 128 tokens and 33 tokens of output, unless told otherwise;
+steps count after the first. With ``--in-flight 2`` a step is launched before the one before it is
+waited for, as a node on a GPU does; a decode step's time is then that between two results.
 """
 
 import argparse
+import itertools
 import json
 import random
 import statistics
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,7 +29,7 @@ from pdserve.core.request import SamplingParams
 from pdserve.engine.batch import Batch, Carried, Chunk, Joined, Slot
 from pdserve.engine.engine_config import DTYPES, LOAD_FORMATS, EngineConfig
 from pdserve.engine.parallel import SoloGroup
-from pdserve.engine.runner import ModelRunner
+from pdserve.engine.runner import ModelRunner, PendingStep
 from pdserve.models.fetch import locate
 
 DECODE_PROMPT_LEN = 128
@@ -75,6 +78,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--attention-backend", default="auto")
     parser.add_argument("--prefill-lens", type=_sizes, default=(128, 512, 2048), metavar="N,…")
     parser.add_argument("--decode-batches", type=_sizes, default=(1, 8, 32), metavar="N,…")
+    parser.add_argument("--decode-prompt-len", type=_positive, default=DECODE_PROMPT_LEN)
+    parser.add_argument("--decode-tokens", type=_positive, default=DECODE_NUM_TOKENS)
+    parser.add_argument("--in-flight", type=_positive, default=1, help="steps launched ahead")
     parser.add_argument("--rounds", type=_positive, default=5, help="medians of so many runs")
     parser.add_argument("--against", choices=["transformers"], help="measure this one too")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
@@ -84,12 +90,12 @@ def run(args: argparse.Namespace) -> int:
     """Measure and print; the exit status."""
     directory = locate(args.model)
     spec = read_model_spec(directory)
-    ours = Runner(_config(args, directory, spec))
+    ours = Runner(_config(args, directory, spec), in_flight=args.in_flight)
     reference = None
     if args.against:
         reference = Transformers(directory, dtype=DTYPES[args.dtype], device=args.device)
     results = [
-        _measure(kind, size, spec, ours, reference, args.rounds)
+        _measure(kind, size, spec, ours, reference, args)
         for kind, sizes in (("prefill", args.prefill_lens), ("decode", args.decode_batches))
         for size in sizes
     ]
@@ -104,9 +110,10 @@ def run(args: argparse.Namespace) -> int:
 class Runner:
     """Our engine, driven by batches as a node's loop would."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, *, in_flight: int) -> None:
         self._runner = ModelRunner(config, SoloGroup())
         self._runner.warm_up()
+        self._in_flight = in_flight
         self._step = 0
 
     def seconds(self, prompts: Sequence[Sequence[int]], num_tokens: int) -> list[float]:
@@ -119,25 +126,32 @@ class Runner:
             for slot in slots
         )
         chunks = tuple(_chunk(slot, 0, tuple(prompts[slot])) for slot in slots)
-        seconds = [self._timed(joined=joined, chunks=chunks)]
+        start = time.perf_counter()
+        self._launch(joined=joined, chunks=chunks).wait()
+        times = [start, time.perf_counter()]
+        pending: deque[PendingStep] = deque()
         for index in range(num_tokens - 1):
             chunks = tuple(_chunk(s, len(prompts[s]) + index, Carried()) for s in slots)
-            seconds.append(self._timed(chunks=chunks))
-        self._timed(left=tuple(slots))
-        return seconds
+            pending.append(self._launch(chunks=chunks))
+            if len(pending) == self._in_flight:
+                pending.popleft().wait()
+                times.append(time.perf_counter())
+        for step in pending:
+            step.wait()
+            times.append(time.perf_counter())
+        self._launch(left=tuple(slots)).wait()
+        return [end - begin for begin, end in itertools.pairwise(times)]
 
-    def _timed(
+    def _launch(
         self,
         *,
         joined: tuple[Joined, ...] = (),
         left: tuple[Slot, ...] = (),
         chunks: tuple[Chunk, ...] = (),
-    ) -> float:
+    ) -> PendingStep:
         batch = Batch(step=self._step, joined=joined, left=left, chunks=chunks)
         self._step += 1
-        start = time.perf_counter()
-        self._runner.launch(batch).wait()
-        return time.perf_counter() - start
+        return self._runner.launch(batch)
 
 
 def table(results: Sequence[Measured]) -> str:
@@ -157,11 +171,11 @@ def _measure(
     spec: ModelSpec,
     ours: Runner,
     reference: Transformers | None,
-    rounds: int,
+    args: argparse.Namespace,
 ) -> Measured:
     """Both in turn, ``rounds`` times after one that does not count."""
     length, batch, num_tokens = (
-        (size, 1, 1) if kind == "prefill" else (DECODE_PROMPT_LEN, size, DECODE_NUM_TOKENS)
+        (size, 1, 1) if kind == "prefill" else (args.decode_prompt_len, size, args.decode_tokens)
     )
     draw = random.Random(SEED)
     prompts = [[draw.randrange(spec.vocab_size) for _ in range(length)] for _ in range(batch)]
@@ -169,7 +183,7 @@ def _measure(
     if reference is not None:
         engines.append(reference.seconds)
     figures: list[list[float]] = [[] for _ in engines]
-    for number in range(rounds + 1):
+    for number in range(args.rounds + 1):
         for engine, kept in zip(engines, figures, strict=True):
             seconds = engine(prompts, num_tokens)
             if number > 0:
@@ -184,9 +198,10 @@ def _measure(
 
 
 def _config(args: argparse.Namespace, directory: Path, spec: ModelSpec) -> EngineConfig:
-    longest = max((*args.prefill_lens, DECODE_PROMPT_LEN + DECODE_NUM_TOKENS)) + 1
+    decode_len = args.decode_prompt_len + args.decode_tokens
+    longest = max((*args.prefill_lens, decode_len)) + 1
     widest = max((*args.decode_batches, 1))
-    num_tokens = max(longest, widest * (DECODE_PROMPT_LEN + DECODE_NUM_TOKENS + BLOCK_SIZE))
+    num_tokens = max(longest, widest * (decode_len + BLOCK_SIZE))
     settings = EngineConfig(
         model_dir=directory,
         spec=spec,
@@ -212,7 +227,7 @@ def _config(args: argparse.Namespace, directory: Path, spec: ModelSpec) -> Engin
 def _joined(slot: Slot, prompt_len: int, blocks: range) -> Joined:
     return Joined(
         slot=slot,
-        sampling=SamplingParams(max_tokens=DECODE_NUM_TOKENS, temperature=0.0),
+        sampling=SamplingParams(max_tokens=1 << 20, temperature=0.0),
         choices=(0,),
         end_token_ids=(),
         prompt_len=prompt_len,
