@@ -42,6 +42,7 @@ from pdserve.core.kv_layout import KvLayout
 logger = logging.getLogger(__name__)
 
 MAX_TICK_S = 1.0
+LINK_THREAD_TIMEOUT_S = 5.0
 MAX_WINDOW = 4  # frames; more only fill buffers
 LISTEN_LOCALLY = partial(GrpcWire, host="127.0.0.1")
 
@@ -78,6 +79,14 @@ class KvEndpoint:
         stream_events: StreamEvents = self._inbox  # type: ignore[assignment]  # puts only
         self._wire = open_wire(stream_events)
         self.address = self._wire.address
+        self._links = LinkSetting(
+            events=stream_events,
+            clock=clock,
+            host=self._wire.host,
+            timeout_s=config.timeout_s,
+            device=kv.device,
+            turns=Turns(Lock(), Lock()),
+        )
         local = LocalRank(
             peer_id=peer_id,
             rank=rank,
@@ -88,14 +97,7 @@ class KvEndpoint:
             timeout_s=config.timeout_s,
             clock=clock,
             wire=self._wire,
-            links=LinkSetting(
-                events=stream_events,
-                clock=clock,
-                host=self._wire.host,
-                timeout_s=config.timeout_s,
-                device=kv.device,
-                turns=Turns(Lock(), Lock()),
-            ),
+            links=self._links,
             events=self.events,
         )
         self._clock = clock
@@ -115,6 +117,8 @@ class KvEndpoint:
         self._inbox.put(_Stop())
         self._thread.join()
         self._wire.close()
+        for thread in list(self._links.threads):  # the other sides have noticed by now
+            thread.join(LINK_THREAD_TIMEOUT_S)
 
     def _run(self) -> None:
         while True:

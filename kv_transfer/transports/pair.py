@@ -18,7 +18,7 @@ from torch._C._distributed_c10d import Store, TCPStore
 
 from kv_transfer.messages import Message, PairOffer, Posting
 from kv_transfer.transports.transport import Closed, LinkSetting, PairMet, PayloadCame, Stream
-from pdserve.core.errors import LinkDownError, TransferTimeoutError
+from pdserve.core.errors import LinkDownError, TransferError, TransferTimeoutError
 
 RECEIVER, SENDER = 0, 1  # ranks of the pair; "receiver" is the side that did not dial
 
@@ -78,10 +78,13 @@ class Pair:
         """Raises TransferTimeoutError if an operation is overdue."""
         since_s, timeout_s = self._busy_since_s, self._setting.timeout_s
         if since_s is not None and now_s - since_s > timeout_s:
-            raise TransferTimeoutError(f"a process group was busy for more than {timeout_s} s")
+            raise self._overdue()
 
     def close(self) -> None:
-        """Abort what is under way. The thread ends by itself, at the latest at its own timeout."""
+        """Abort what is under way and let the group go, which frees the other side as well.
+
+        A call that gloo is blocked in ends when the other side lets go, or at its own timeout.
+        """
         self._jobs.put(None)
         with self._lock:
             self._is_closed = True
@@ -91,23 +94,44 @@ class Pair:
     def _start(self, offer: PairOffer | None) -> None:
         assert self._thread is None, "a pair meets once"
         self._thread = Thread(target=self._run, args=(offer,), name="kv-pair", daemon=True)
+        self._setting.threads.add(self._thread)
         self._thread.start()
 
     def _run(self, offer: PairOffer | None) -> None:
         try:
-            with self._busy():
-                store = self._open_store(offer)
-                rank = RECEIVER if offer is None else SENDER
-                group = self._make_group(store, rank, self._setting)
-            with self._lock:
-                self._group = group
-                if self._is_closed:
-                    return
-            self._setting.events.put(PairMet(self._stream))
-            while (job := self._jobs.get()) is not None:
-                self._move(group, SENDER if rank == RECEIVER else RECEIVER, job)
+            self._use_group(offer)
         except RuntimeError as error:  # whatever torch.distributed fails with
-            self._setting.events.put(Closed(self._stream, LinkDownError(f"process group: {error}")))
+            self._setting.events.put(Closed(self._stream, self._named(error)))
+        with self._lock:
+            self._group = None  # the last reference: the connection closes
+        assert self._thread is not None
+        self._setting.threads.discard(self._thread)
+
+    def _use_group(self, offer: PairOffer | None) -> None:
+        with self._busy():
+            store = self._open_store(offer)
+            rank = RECEIVER if offer is None else SENDER
+            group = self._make_group(store, rank, self._setting)
+        with self._lock:
+            self._group = group
+            if self._is_closed:
+                group.abort()
+                return
+        self._setting.events.put(PairMet(self._stream))
+        while (job := self._jobs.get()) is not None:
+            self._move(group, SENDER if rank == RECEIVER else RECEIVER, job)
+
+    def _named(self, error: RuntimeError) -> TransferError:
+        """Our own deadline and that of the process group are the same; either may come first."""
+        since_s = self._busy_since_s
+        if since_s is not None and self._setting.clock.now_s() - since_s >= self._setting.timeout_s:
+            return self._overdue()
+        return LinkDownError(f"process group: {error}")
+
+    def _overdue(self) -> TransferTimeoutError:
+        return TransferTimeoutError(
+            f"a process group was busy for more than {self._setting.timeout_s} s"
+        )
 
     def _open_store(self, offer: PairOffer | None) -> Store:
         host = self._setting.host if offer is None else offer.host

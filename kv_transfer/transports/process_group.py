@@ -32,7 +32,7 @@ class _GlooGroup:
     def __init__(self, store: Store, rank: int, setting: LinkSetting) -> None:
         options = _C10D.ProcessGroupGloo._Options()
         options._devices = [_C10D.ProcessGroupGloo.create_device(hostname=setting.host)]
-        options._timeout = timedelta(seconds=2 * setting.timeout_s)  # the endpoint's comes first
+        options._timeout = timedelta(seconds=setting.timeout_s)  # nothing else ends a blocked call
         self._group: _TorchGroup = _C10D.ProcessGroupGloo(store, rank, 2, options)
 
     def send(self, data: torch.Tensor, other: int) -> None:

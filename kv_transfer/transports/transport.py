@@ -8,9 +8,9 @@ inside the messages, or out of band through a process group. Streams and wires m
 all methods of links are called by the one thread that reads the queue.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from queue import SimpleQueue
-from threading import Lock
+from threading import Lock, Thread
 from typing import Protocol
 
 import torch
@@ -116,6 +116,7 @@ class LinkSetting:
     timeout_s: float
     device: torch.device
     turns: Turns
+    threads: set[Thread] = field(default_factory=set)  # that links have running, to be waited for
 
 
 class Link(Protocol):

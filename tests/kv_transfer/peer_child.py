@@ -1,19 +1,21 @@
 """A node in a process of its own, which comes to a stage of a transfer and stays there."""
 
-from dataclasses import replace
 from multiprocessing.connection import Connection
 
 from kv_transfer.commands import AcceptPeer, ConnectPeer, HandoffReceived, Peer, PeerConnected
-from tests.kv_transfer.nodes import CONFIG, Node, World, blocks, handoff, prompt_kv
+from pdserve.core.config import KvTransferConfig
+from tests.kv_transfer.nodes import Node, World, blocks, handoff, prompt_kv
 
 TABLE = blocks(1, 2, 3, 4)
 NUM_TOKENS = 60
 PART = 32  # tokens of a first push
 
 
-def run_peer(role: str, transport: str, stage: str, timeout_s: float, pipe: Connection) -> None:
+def run_peer(
+    role: str, transport: str, stage: str, config: KvTransferConfig, pipe: Connection
+) -> None:
     """Tell our peer record, hear the other's, come to the stage, say so, wait to be killed."""
-    node = World(transport).node(role, config=replace(CONFIG, timeout_s=timeout_s))
+    node = World(transport).node(role, config=config)
     pipe.send(node.peer)
     other: Peer = pipe.recv()
     if role == "d":

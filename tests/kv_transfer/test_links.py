@@ -1,6 +1,5 @@
 """Links between nodes: who is let in, what waits for whom, what breaks and how it is made again."""
 
-import time
 from dataclasses import replace
 from queue import SimpleQueue
 
@@ -18,10 +17,9 @@ from kv_transfer.commands import (
     PeerLost,
 )
 from kv_transfer.local_rank import LINK_VERSION
-from kv_transfer.messages import Hello, Message, Posting, Refused
+from kv_transfer.messages import Hello, Message, Refused
 from kv_transfer.transports.transport import Arrived, StreamEvents
 from tests.kv_transfer.nodes import (
-    CONFIG,
     LAYOUT,
     Node,
     World,
@@ -29,12 +27,9 @@ from tests.kv_transfer.nodes import (
     connect,
     handoff,
     layout,
-    open_world,
     prompt_kv,
 )
-from tests.kv_transfer.tampering import Gate, tampered
 
-IMPATIENT = replace(CONFIG, timeout_s=1.0)
 OURS, THEIRS = blocks(1, 2, 3), blocks(7, 8, 9)
 
 
@@ -211,23 +206,3 @@ def test_a_node_made_anew_connects_under_its_new_name(world: World) -> None:
     successor = world.node("d2")
     connect(sender, successor)
     move(sender, successor)
-
-
-def test_an_idle_link_stays_up_and_one_that_hangs_is_closed_and_made_again() -> None:
-    """The one test of deadlines in real time; test_deadlines.py has the cases."""
-    gate = Gate(Posting)
-    with open_world("gloo") as world:
-        sender = world.node("p", config=IMPATIENT, open_wire=tampered(world.open_wire, gate))
-        receiver = world.node("d", config=IMPATIENT)
-        connect(sender, receiver)
-        time.sleep(1.5 * IMPATIENT.timeout_s)  # the time itself is what is tested
-        move(sender, receiver)
-        gate.shut()  # the payload is sent, but nobody posts the receive
-        receiver.expect(handoff("b"), sender.peer_id, 40, THEIRS)
-        sender.push(handoff("b"), receiver.peer_id, range(40), OURS)
-        failed = sender.wait(HandoffFailed, handoff("b"))[0]
-        assert failed.kind == "transfer_timeout_error"
-        receiver.wait(HandoffFailed, handoff("b"))
-        gate.open()
-        connect(sender, receiver)
-        move(sender, receiver, "again")

@@ -1,0 +1,185 @@
+"""The link whose payloads go through a process group: its order of words, and calls that hang."""
+
+from collections.abc import Iterator
+from queue import SimpleQueue
+from threading import Lock
+
+import numpy as np
+import pytest
+import torch
+
+from kv_transfer.messages import (
+    Announced,
+    Body,
+    Clear,
+    Heartbeat,
+    Message,
+    PairOffer,
+    Posting,
+    Warm,
+)
+from kv_transfer.pieces import Bytes
+from kv_transfer.transports.loopback import LoopbackNetwork
+from kv_transfer.transports.pair_link import MAX_PARCEL_BYTES, PairLink
+from kv_transfer.transports.process_group import gloo_link
+from kv_transfer.transports.transport import (
+    Arrived,
+    Closed,
+    LinkSetting,
+    Opened,
+    StreamEvents,
+    Turns,
+)
+from pdserve.core.errors import LinkDownError, TransferTimeoutError
+from tests.fakes import FakeClock
+
+PAYLOAD = np.arange(8 << 20, dtype=np.uint8)  # more than sockets take before someone reads
+
+
+class End:
+    """One end of the link, its queue pumped by the test."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        self.events: StreamEvents = SimpleQueue()
+        self.setting = LinkSetting(
+            events=self.events,
+            clock=clock,
+            host="127.0.0.1",
+            timeout_s=10.0,
+            device=torch.device("cpu"),
+            turns=Turns(Lock(), Lock()),
+        )
+        self.link: PairLink
+
+    def take(self) -> Message | None:
+        """The next event."""
+        event = self.events.get(timeout=20)
+        assert not isinstance(event, Closed | Opened), f"{event}"
+        return self.link.on(event)
+
+    def hear(self, body: Body, announced: Announced | None = None) -> Message | None:
+        """A message that the other side did not send."""
+        stream = self.link._stream
+        return self.link.on(Arrived(stream, Message(body, announced=announced)))
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[FakeClock, End, End]]:
+    clock, network = FakeClock(), LoopbackNetwork()
+    dialled, accepted = End(clock), End(clock)
+    wires = network.open(dialled.events), network.open(accepted.events)
+    stream = wires[0].connect(wires[1].address)
+    opened = accepted.events.get()
+    assert isinstance(opened, Opened)
+    dialled.link = gloo_link(stream, dialled.setting)
+    accepted.link = gloo_link(opened.stream, accepted.setting)
+    yield clock, dialled, accepted
+    dialled.link.close()
+    accepted.link.close()
+
+
+def holds(message: Message, payload: Bytes) -> bool:
+    assert isinstance(message.payload, np.ndarray)
+    return bool((message.payload == payload).all())
+
+
+def announce(sender: End, receiver: End) -> None:
+    """The first payload is announced, the group is made, the buffer is there."""
+    sender.link.send(Message(Warm(), PAYLOAD))
+    assert receiver.take() is None  # announced
+    assert sender.take() is None  # offer
+    assert sender.take() is None  # met
+    assert receiver.take() is None  # met, and clears
+
+
+def test_payloads_go_both_ways_in_the_order_of_their_messages(
+    ends: tuple[FakeClock, End, End],
+) -> None:
+    _, first, second = ends
+    announce(first, second)
+    assert first.take() is None  # clear, and posts
+    assert second.take() is None  # posting: the receive is posted
+    message = second.take()
+    assert message is not None
+    assert message.body == Warm()
+    assert holds(message, PAYLOAD)
+    second.link.send(Message(Heartbeat(), PAYLOAD[::-1].copy()))
+    second.link.send(Message(Heartbeat()))
+    assert first.take() is None
+    bare = first.take()
+    assert bare is not None
+    assert bare.payload is None
+    assert second.take() is None
+    assert first.take() is None
+    back = first.take()
+    assert back is not None
+    assert holds(back, PAYLOAD[::-1])
+
+
+def test_a_send_that_nobody_receives_is_overdue_and_can_be_aborted(
+    ends: tuple[FakeClock, End, End],
+) -> None:
+    clock, sender, receiver = ends
+    announce(sender, receiver)
+    sender.take()  # clear: the send is posted
+    posting = receiver.events.get(timeout=20)  # and this word is lost
+    assert isinstance(posting, Arrived)
+    assert posting.message.body == Posting(0)
+    sender.link.check(clock.now_s())
+    clock.advance(10.5)
+    with pytest.raises(TransferTimeoutError, match="a process group was busy for more than 10"):
+        sender.link.check(clock.now_s())
+    sender.link.close()
+    receiver.link.close()
+    for thread in list(sender.setting.threads | receiver.setting.threads):
+        thread.join(5)
+        assert not thread.is_alive(), "a blocked call did not end when the other side let go"
+
+
+def test_a_receive_whose_sender_closes_ends_by_name(ends: tuple[FakeClock, End, End]) -> None:
+    _, sender, receiver = ends
+    announce(sender, receiver)
+    receiver.hear(Posting(0))  # forged: nothing is being sent
+    sender.link.close()
+    while not isinstance(event := receiver.events.get(timeout=20), Closed):
+        pass
+    assert isinstance(event.error, LinkDownError)
+
+
+@pytest.mark.parametrize(
+    ("body", "announced", "problem"),
+    [
+        (Clear(0), None, "parcel 0 is not one"),
+        (Posting(0), None, "parcel 0 is not one"),
+        (PairOffer("127.0.0.1", 1), None, "the wrong side"),
+        (Warm(), Announced(0, 0), "parcel 0 of 0 bytes"),
+        (Warm(), Announced(0, MAX_PARCEL_BYTES + 1), "parcel 0 of"),
+    ],
+)
+def test_words_out_of_order_end_the_link(
+    ends: tuple[FakeClock, End, End], body: Body, announced: Announced | None, problem: str
+) -> None:
+    _, _, accepted = ends
+    with pytest.raises(LinkDownError, match=problem):
+        accepted.hear(body, announced)
+
+
+def test_a_payload_inside_a_message_has_no_place_there(ends: tuple[FakeClock, End, End]) -> None:
+    _, _, accepted = ends
+    stream = accepted.link._stream
+    with pytest.raises(LinkDownError, match="a payload inside a message"):
+        accepted.link.on(Arrived(stream, Message(Warm(), PAYLOAD)))
+
+
+def test_a_parcel_is_announced_once(ends: tuple[FakeClock, End, End]) -> None:
+    _, sender, receiver = ends
+    announce(sender, receiver)
+    with pytest.raises(LinkDownError, match="parcel 0 of 5 bytes"):
+        receiver.hear(Warm(), Announced(0, 5))
+
+
+def test_the_dialled_side_is_offered_one_meeting(ends: tuple[FakeClock, End, End]) -> None:
+    _, sender, receiver = ends
+    announce(sender, receiver)
+    with pytest.raises(LinkDownError, match="the wrong side"):
+        sender.hear(PairOffer("127.0.0.1", 1))
