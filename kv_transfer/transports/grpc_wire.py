@@ -32,6 +32,7 @@ OPTIONS = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.so_reuseport", 0),  # else two ranks could be given the same port
+    ("grpc.enable_http_proxy", 0),  # KV goes to the address that it is meant for
 )
 
 

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from queue import SimpleQueue
+from typing import cast
 
 import pytest
 
@@ -12,6 +13,7 @@ from kv_transfer.commands import (
     HandoffFailed,
     HandoffReceived,
     HandoffSent,
+    KvCommand,
     Peer,
     PeerConnected,
     PeerLost,
@@ -206,3 +208,16 @@ def test_a_node_made_anew_connects_under_its_new_name(world: World) -> None:
     successor = world.node("d2")
     connect(sender, successor)
     move(sender, successor)
+
+
+def test_a_fault_of_ours_fails_what_is_under_way_by_name_and_the_endpoint_goes_on(
+    world: World,
+) -> None:
+    sender, receiver = world.pair()
+    receiver.expect(handoff("a"), sender.peer_id, 40, THEIRS)
+    receiver.tell(cast("KvCommand", object()))
+    assert "KV endpoint: AttributeError" in receiver.wait(PeerLost)[0].reason
+    assert receiver.wait(HandoffFailed, handoff("a"))[0].kind == "internal_error"
+    sender.wait(PeerLost)
+    connect(sender, receiver)
+    move(sender, receiver, "again")
