@@ -31,9 +31,9 @@ from pdserve.core.request import HandoffId
 EventT = TypeVar("EventT", bound=KvEvent)
 OpenWire = Callable[[StreamEvents], Wire]
 
-WAIT_S = 20.0
+WAIT_S = 40.0
 CPU = torch.device("cpu")
-CONFIG = KvTransferConfig(frame_bytes=1 << 16, staging_bytes=1 << 20, timeout_s=10.0)
+CONFIG = KvTransferConfig(frame_bytes=1 << 16, staging_bytes=1 << 20, timeout_s=20.0)
 LAYOUT = KvLayout(  # a piece of 16 tokens is 32 KiB of one head
     num_layers=4, num_kv_heads=2, head_size=64, block_size=16, dtype="float32", tp_size=1
 )

@@ -1,5 +1,7 @@
 """Cancel at each stage, on either side: drained at once, no late byte in a reused block."""
 
+import random
+
 import pytest
 
 from kv_transfer.commands import (
@@ -146,3 +148,27 @@ def test_data_that_come_after_their_blocks_were_given_to_another_handoff_are_dro
     assert at_sender.open() > 0
     sender.wait(HandoffFailed, handoff("a"))
     assert receiver.holds(kv, THEIRS)
+
+
+def test_a_storm_of_cancels_never_harms_the_handoff_that_comes_next(world: World) -> None:
+    """The same blocks again and again, given back the moment they are drained."""
+    sender, receiver = world.pair(layout(tp_size=2), layout(block_size=8))
+    moments = random.Random(3)
+    for number in range(25):
+        name, kv = handoff(str(number)), prompt_kv(sender.layout, NUM_TOKENS, number)
+        receiver.expect(name, sender.peer_id, NUM_TOKENS, THEIRS)
+        sender.write(kv, OURS)
+        for start in range(0, NUM_TOKENS, 64):
+            stop = min(start + 64, NUM_TOKENS)
+            last = stop == NUM_TOKENS
+            sender.push(name, receiver.peer_id, range(start, stop), OURS, last=last)
+        if moments.random() < 0.3:
+            sender.wait(HandoffSent, name)
+        if moments.random() < 0.3:
+            receiver.wait(HandoffReceived, name)
+            assert receiver.holds(kv, THEIRS)
+        sender.tell(CancelSend(handoff=name))
+        receiver.tell(CancelReceive(handoff=name))
+        sender.wait(SendDrained, name)
+        receiver.wait(ReceiveDrained, name)
+    reuse(sender, receiver)
