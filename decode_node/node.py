@@ -213,6 +213,7 @@ class DecodeNode:
                 self._on_event(event, step_submitted_s)
         for session in self._sessions:
             session.flush()
+        self.readiness.note_idle(not self._requests and self.scheduler.ledger.is_empty)
 
     def _on_event(self, event: Event, step_submitted_s: float | None) -> None:
         state = self._requests.get(_sequence_of(event).key)

@@ -166,12 +166,14 @@ class PrefillNode:
                 self._on_computed(event)
             for session in self._sessions.values():
                 session.flush()
+            self._note_idle()
 
     async def run_kv_events(self) -> None:
         """Take in what the ranks' KV endpoints report, for ever. Raises RankError."""
         while True:
             rank, event = await self._ranks.next_event()
             self._on_kv_event(rank, event)
+            self._note_idle()
 
     def status(self, ranks: list[session_pb2.RankInfo]) -> session_pb2.NodeStatus:
         """The node's load as routers and decode nodes see it."""
@@ -233,6 +235,9 @@ class PrefillNode:
             max_len=num_tokens + 1,
             arrived_s=self._clock.now_s(),
         )
+
+    def _note_idle(self) -> None:
+        self.readiness.note_idle(not self._prefills and self.scheduler.ledger.is_empty)
 
     # ---- what steps and ranks tell ----------------------------------------------------------
 

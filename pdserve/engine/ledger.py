@@ -43,6 +43,11 @@ class Ledger:
         return len(self._free_slots)
 
     @property
+    def is_empty(self) -> bool:
+        """True if every block is free."""
+        return self.pool.num_free == self.pool.num_blocks
+
+    @property
     def max_tokens(self) -> int:
         """Tokens of one sequence that alone would fill the cache."""
         return self.pool.num_blocks * self.block_size

@@ -1,4 +1,4 @@
-"""Whether a node takes new work, and since when others should know better than they were told."""
+"""Whether a node takes new work, and what others should be told of it before the next second."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -9,6 +9,7 @@ class Readiness:
 
     def __init__(self) -> None:
         self.problem: str | None = None
+        self._is_idle = True
         self._changed = asyncio.Event()
 
     def lose(self, problem: str) -> None:
@@ -16,6 +17,12 @@ class Readiness:
         if self.problem is None:
             self.problem = problem
             self.tell()
+
+    def note_idle(self, is_idle: bool) -> None:
+        """Others learn at once that the last work has ended and every block is free."""
+        if is_idle and not self._is_idle:
+            self.tell()
+        self._is_idle = is_idle
 
     def tell(self) -> None:
         """Something has changed that others should know at once."""

@@ -5,10 +5,10 @@ import logging
 import torch
 
 from pdserve.core.errors import ConfigError
+from pdserve.core.plugin import load_plugin
 from pdserve.engine.attention import ATTENTION_BACKENDS
 from pdserve.engine.attention.interface import AttentionBackend, HeadShape, MakeBackend
 from pdserve.engine.kv_cache import KvCache
-from pdserve.engine.plugin import load_plugin
 
 logger = logging.getLogger(__name__)
 

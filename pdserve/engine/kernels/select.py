@@ -5,9 +5,9 @@ import logging
 import torch
 
 from pdserve.core.errors import ConfigError
+from pdserve.core.plugin import load_plugin
 from pdserve.engine.kernels import KERNELS
 from pdserve.engine.kernels.interface import Kernels
-from pdserve.engine.plugin import load_plugin
 
 logger = logging.getLogger(__name__)
 

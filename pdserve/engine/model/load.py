@@ -4,6 +4,7 @@ import torch
 
 from pdserve.core.errors import ConfigError, UnsupportedModelError
 from pdserve.core.model_spec import ModelSpec
+from pdserve.core.plugin import load_plugin
 from pdserve.engine.attention.interface import HeadShape
 from pdserve.engine.engine_config import EngineConfig
 from pdserve.engine.kernels.interface import Kernels
@@ -12,7 +13,6 @@ from pdserve.engine.model.decoder import CausalLM
 from pdserve.engine.model.rope import rope_table
 from pdserve.engine.model.shard import Shard
 from pdserve.engine.parallel import TpGroup
-from pdserve.engine.plugin import load_plugin
 from pdserve.engine.weights import DummyWeights, SafetensorsWeights, Weights
 
 

@@ -274,7 +274,7 @@ class PrefillMessage(_message.Message):
     def __init__(self, welcome: _Optional[_Union[CompatibilityRecord, _Mapping]] = ..., links_ready: _Optional[_Union[LinksReady, _Mapping]] = ..., outputs: _Optional[_Union[PrefillOutputs, _Mapping]] = ..., status: _Optional[_Union[NodeStatus, _Mapping]] = ...) -> None: ...
 
 class CompatibilityRecord(_message.Message):
-    __slots__ = ("protocol_version", "node", "incarnation", "role", "model_fingerprint", "dtype", "kv_dtype", "block_size", "num_layers", "num_kv_heads", "head_size", "tp_size", "transport", "rank_addresses", "max_model_len")
+    __slots__ = ("protocol_version", "node", "incarnation", "role", "model_fingerprint", "dtype", "kv_dtype", "block_size", "num_layers", "num_kv_heads", "head_size", "tp_size", "transport", "rank_addresses")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -289,7 +289,6 @@ class CompatibilityRecord(_message.Message):
     TP_SIZE_FIELD_NUMBER: _ClassVar[int]
     TRANSPORT_FIELD_NUMBER: _ClassVar[int]
     RANK_ADDRESSES_FIELD_NUMBER: _ClassVar[int]
-    MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     node: str
     incarnation: str
@@ -304,8 +303,7 @@ class CompatibilityRecord(_message.Message):
     tp_size: int
     transport: str
     rank_addresses: _containers.RepeatedScalarFieldContainer[str]
-    max_model_len: int
-    def __init__(self, protocol_version: _Optional[int] = ..., node: _Optional[str] = ..., incarnation: _Optional[str] = ..., role: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., dtype: _Optional[str] = ..., kv_dtype: _Optional[str] = ..., block_size: _Optional[int] = ..., num_layers: _Optional[int] = ..., num_kv_heads: _Optional[int] = ..., head_size: _Optional[int] = ..., tp_size: _Optional[int] = ..., transport: _Optional[str] = ..., rank_addresses: _Optional[_Iterable[str]] = ..., max_model_len: _Optional[int] = ...) -> None: ...
+    def __init__(self, protocol_version: _Optional[int] = ..., node: _Optional[str] = ..., incarnation: _Optional[str] = ..., role: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., dtype: _Optional[str] = ..., kv_dtype: _Optional[str] = ..., block_size: _Optional[int] = ..., num_layers: _Optional[int] = ..., num_kv_heads: _Optional[int] = ..., head_size: _Optional[int] = ..., tp_size: _Optional[int] = ..., transport: _Optional[str] = ..., rank_addresses: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class HandoffKey(_message.Message):
     __slots__ = ("request_id", "attempt", "leg")
