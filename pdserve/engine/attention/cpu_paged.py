@@ -4,6 +4,7 @@ Here a step is planned: which chunks are short, where each token's K and V go, h
 threads need. The work itself is in ``native/attention.c``.
 """
 
+import operator
 from collections.abc import Iterable
 from ctypes import POINTER, Structure, byref, c_float, c_int64, c_void_p
 from typing import Any
@@ -19,6 +20,7 @@ from pdserve.engine.native.library import native_library
 HEAD_SIZE_MULTIPLE = 16  # what the C code's vectors need
 DTYPES = (torch.float32, torch.bfloat16)
 NO_WINDOW = 1 << 40
+ALONE_UP_TO = 4096  # products of a query and a key; waking threads for fewer takes longer
 
 
 class _Plan(Structure):
@@ -114,7 +116,10 @@ class CpuPagedAttention:
         plan.starts, plan.lengths, plan.first_tokens = starts, lengths, first_tokens
         plan.table_rows, plan.tables, plan.table_stride = rows, tables.data_ptr(), tables.stride(0)
         plan.pages = pages
-        self._reserve([metadata.starts[c] + metadata.lengths[c] for c in order[plan.num_short :]])
+        ends = [start + n for start, n in zip(metadata.starts, metadata.lengths, strict=True)]
+        work = plan.num_heads * sum(map(operator.mul, ends, metadata.lengths))
+        plan.num_threads = torch.get_num_threads() if work > ALONE_UP_TO else 1
+        self._reserve([ends[chunk] for chunk in order[plan.num_short :]])
 
     def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if q.dtype not in DTYPES:
@@ -147,7 +152,6 @@ class CpuPagedAttention:
     def _reserve(self, ends: list[int]) -> None:
         """Memory for this step's threads, and for the longest context of its long chunks."""
         plan = self._plan
-        plan.num_threads = torch.get_num_threads()
         workspace = plan.num_threads * self._workspace_floats(plan)
         if self._workspace.numel() < workspace:
             self._workspace = torch.empty(workspace)
