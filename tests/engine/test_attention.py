@@ -175,6 +175,24 @@ def test_blocks_beyond_two_to_the_31_elements(name: str) -> None:
     assert torch.equal(kv.tensor[2059, :, 31], kv.tensor[0, :, 31])
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_number_of_threads_does_not_change_a_bit(dtype: str) -> None:
+    case = Case(
+        heads=HeadShape(num_heads=6, num_kv_heads=2, head_size=64),
+        block_size=16,
+        chunks=((500, 1), (30, 300), (700, 1), (0, 90), (64, 3)),
+        dtype=dtype,
+        kv_dtype=dtype,
+    )
+    outputs = []
+    for num_threads in (1, 2, 5):
+        torch.set_num_threads(num_threads)
+        step = Step(case)
+        outputs.append(attend(make_backend("cpu_paged", step.kv, case.heads, CPU), step))
+    assert torch.equal(outputs[0], outputs[1])
+    assert torch.equal(outputs[0], outputs[2])
+
+
 def test_an_unknown_backend_is_refused_by_name() -> None:
     heads = HeadShape(num_heads=1, num_kv_heads=1, head_size=16)
     step = Step(Case(heads=heads, block_size=4, chunks=((0, 1),)))
