@@ -7,18 +7,18 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from typing import Any
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from pdserve.core.errors import ConfigError, InvalidRequestError, PdserveError
-from pdserve.rpc.failures import metadata_of, status_of
 from pdserve.rpc.session import CHANNEL_OPTIONS
 from pdserve.rpc.v1 import inference_pb2 as pb
 from pdserve.rpc.v1 import inference_pb2_grpc
 from router.generation import GenerationRequest
+from router.grpc_decoding import RefuseUndecodable, fail
 from router.grpc_messages import (
     conversation,
     delta_message,
@@ -54,7 +54,8 @@ class PublicGrpcServer:
 
 async def start_grpc_server(service: Service) -> PublicGrpcServer:
     """Serve. Raises ConfigError where the port is taken."""
-    server = grpc.aio.server(options=CHANNEL_OPTIONS)
+    interceptors = [RefuseUndecodable(SERVICE_NAME)]
+    server = grpc.aio.server(interceptors=interceptors, options=CHANNEL_OPTIONS)
     health_servicer = health.aio.HealthServicer()
     inference_pb2_grpc.add_InferenceServicer_to_server(_Inference(service), server)
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
@@ -105,7 +106,7 @@ class _Inference(inference_pb2_grpc.InferenceServicer):
                             yield delta_message(request_id, delta, service.tokenizer)
                 yield last_message(generation, timeline=request.timeline)
         except PdserveError as error:
-            await _fail(context, error)
+            await fail(context, error)
 
     async def Abort(self, request: pb.AbortRequest, context: Context) -> pb.AbortResponse:
         return pb.AbortResponse(found=self._service.dispatcher.abort(request.request_id))
@@ -142,7 +143,7 @@ class _Inference(inference_pb2_grpc.InferenceServicer):
         try:
             ids = await self._tokenize(request)
         except PdserveError as error:
-            await _fail(context, error)
+            await fail(context, error)
         return pb.TokenizeResponse(token_ids=ids, max_model_len=self._service.max_model_len())
 
     async def Detokenize(
@@ -151,7 +152,7 @@ class _Inference(inference_pb2_grpc.InferenceServicer):
         try:
             return pb.DetokenizeResponse(text=self._service.intake.detokenize(request.token_ids))
         except PdserveError as error:
-            await _fail(context, error)
+            await fail(context, error)
 
     @contextmanager
     def _dropping_stalled(self) -> Iterator[None]:
@@ -193,8 +194,3 @@ class _Inference(inference_pb2_grpc.InferenceServicer):
                 return await intake.tokenize_chat(chat)
             case _:
                 raise InvalidRequestError("input", "give one of text and chat")
-
-
-async def _fail(context: Context, error: PdserveError) -> NoReturn:
-    await context.abort(status_of(error), str(error), metadata_of(error))
-    raise AssertionError("abort raises")

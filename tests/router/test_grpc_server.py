@@ -140,6 +140,20 @@ async def test_a_wrong_field_is_named_with_the_status_of_its_error(
     assert str(metadata[KIND_KEY]).endswith("_error")
 
 
+@pytest.mark.parametrize("method", ["Generate", "Tokenize"])
+@pytest.mark.parametrize("data", [b"\xff\xff\xff", b"\x0a\x03\xff\xfe\xfd"])
+async def test_bytes_that_are_no_message_are_the_clients_fault(
+    world: World, channel: grpc.aio.Channel, method: str, data: bytes
+) -> None:
+    call: Any = channel.unary_stream(f"/pdserve.v1.Inference/{method}")  # raw bytes, any method
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        assert [message async for message in call(data)]
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "request: it cannot be decoded" in str(caught.value.details())
+    assert dict(caught.value.trailing_metadata() or ())[KIND_KEY] == "invalid_request_error"
+    assert not world.decode[0].submitted
+
+
 async def slowly(node: FakeDecodeNode, session: FakeSession, request: Request) -> None:
     session.say(request, 0, 0, node.answer_ids[:5])
 
