@@ -59,17 +59,22 @@ class Admission:
 
 
 def fit_max_tokens(
-    fields: SamplingFields, *, prompt_len: int, default: int | None, max_model_len: int
+    fields: SamplingFields,
+    *,
+    prompt_len: int,
+    prompt_field: str,
+    default: int | None,
+    max_model_len: int,
 ) -> int:
     """The most output tokens that the request may have: what was asked for, else ``default``, else
     what the context leaves.
 
-    Raises NeverFitsError naming ``prompt``, ``max_tokens`` or ``min_tokens`` and what fits.
+    Raises NeverFitsError naming ``prompt_field``, ``max_tokens`` or ``min_tokens`` and what fits.
     """
     room = max_model_len - prompt_len
     if room < 1:
         raise NeverFitsError(
-            "prompt",
+            prompt_field,
             f"it has {prompt_len} tokens; the context holds {max_model_len} tokens in all, so "
             f"{max_model_len - 1} prompt tokens fit",
         )

@@ -159,6 +159,7 @@ def _request(
     max_tokens = fit_max_tokens(
         fields,
         prompt_len=len(prompt_ids),
+        prompt_field=prompt_field,
         default=default_max_tokens,
         max_model_len=max_model_len,
     )

@@ -65,15 +65,17 @@ def test_max_tokens_is_what_was_asked_or_the_default_or_the_rest(
     asked: int | None, default: int | None, prompt_len: int, granted: int
 ) -> None:
     fields = SamplingFields(max_tokens=asked)
-    got = fit_max_tokens(fields, prompt_len=prompt_len, default=default, max_model_len=100)
+    got = fit_max_tokens(
+        fields, prompt_len=prompt_len, prompt_field="prompt", default=default, max_model_len=100
+    )
     assert got == granted
 
 
 @pytest.mark.parametrize(
     ("fields", "prompt_len", "field", "fits"),
     [
-        (SamplingFields(), 100, "prompt", "99 prompt tokens fit"),
-        (SamplingFields(max_tokens=5), 200, "prompt", "99 prompt tokens fit"),
+        (SamplingFields(), 100, "messages", "99 prompt tokens fit"),
+        (SamplingFields(max_tokens=5), 200, "messages", "99 prompt tokens fit"),
         (SamplingFields(max_tokens=91), 10, "max_tokens", "90 fit"),
         (
             SamplingFields(max_tokens=91, max_tokens_field="max_completion_tokens"),
@@ -88,5 +90,11 @@ def test_what_never_fits_is_refused_with_what_does(
     fields: SamplingFields, prompt_len: int, field: str, fits: str
 ) -> None:
     with pytest.raises(NeverFitsError, match=fits) as caught:
-        fit_max_tokens(fields, prompt_len=prompt_len, default=None, max_model_len=100)
+        fit_max_tokens(
+            fields,
+            prompt_len=prompt_len,
+            prompt_field="messages",
+            default=None,
+            max_model_len=100,
+        )
     assert caught.value.field == field
