@@ -200,10 +200,6 @@ def _parse_logit_bias(
     return tuple(parsed.items())
 
 
-def _is_token_id(key: str) -> bool:
-    return key.isascii() and key.isdigit() and len(key) <= MAX_ID_DIGITS
-
-
 def _temperature(value: float | None) -> float:
     given = _given(value, 1.0)
     return given if given >= GREEDY_BELOW else 0.0

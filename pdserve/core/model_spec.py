@@ -25,6 +25,7 @@ class RopeSpec:
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_max_position: int = 8192
+    rotated_share: float = 1.0  # ``partial_rotary_factor``: of each head, from its start
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +109,9 @@ def _rope(config: dict[str, Any]) -> RopeSpec:
         low_freq_factor=float(scaling.get("low_freq_factor", 1.0)),
         high_freq_factor=float(scaling.get("high_freq_factor", 4.0)),
         original_max_position=int(scaling.get("original_max_position_embeddings", 8192)),
+        rotated_share=float(
+            scaling.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0
+        ),
     )
 
 

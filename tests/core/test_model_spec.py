@@ -148,8 +148,25 @@ def test_a_mistral_window_is_always_on(tmp_path: Path, window: int | None, expec
             {"rope_theta": 10000.0, "rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
             RopeSpec(theta=10000.0, kind="yarn", factor=4.0),
         ),
+        (
+            {"rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+            RopeSpec(theta=10000.0, rotated_share=0.5),
+        ),
+        (
+            {"rope_parameters": {"rope_theta": 10000.0, "partial_rotary_factor": 0.25}},
+            RopeSpec(theta=10000.0, rotated_share=0.25),
+        ),
     ],
-    ids=["llama3 v4", "llama3 v5", "linear v4", "default v5", "empty v4", "unknown kind"],
+    ids=[
+        "llama3 v4",
+        "llama3 v5",
+        "linear v4",
+        "default v5",
+        "empty v4",
+        "unknown kind",
+        "partial v4",
+        "partial v5",
+    ],
 )
 def test_rope_is_read_in_the_old_and_the_new_form(
     tmp_path: Path, keys: dict[str, Any], rope: RopeSpec

@@ -58,12 +58,13 @@ def unsupported(spec: ModelSpec) -> list[tuple[ModelSpec, str]]:
         (replace(spec, architecture="GPT2LMHeadModel"), ", ".join(sorted(MODELS))),
         (replace(spec, hidden_act="gelu"), "'gelu'"),
         (replace(spec, rope=RopeSpec(theta=1e4, kind="yarn")), "'yarn'"),
+        (replace(spec, rope=RopeSpec(theta=1e4, rotated_share=0.5)), "partial_rotary_factor 0.5"),
         (replace(spec, sliding_window=128), "sliding_window 128"),
         (replace(spec, sliding_window=128, architecture="Qwen2ForCausalLM"), "sliding_window 128"),
     ]
 
 
-@pytest.mark.parametrize("case", range(5))
+@pytest.mark.parametrize("case", range(6))
 def test_what_no_family_computes_is_refused_by_name(case: int, model_of: ModelOf) -> None:
     spec, named = unsupported(read_model_spec(model_of("llama")))[case]
     with pytest.raises(UnsupportedModelError, match=named):

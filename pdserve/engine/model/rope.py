@@ -23,6 +23,11 @@ def rope_table(
 
 def _frequencies(rope: RopeSpec, head_size: int) -> Tensor:
     """``[D/2]`` radians per position."""
+    if rope.rotated_share != 1.0:
+        raise UnsupportedModelError(
+            f"config.json: partial_rotary_factor {rope.rotated_share} is not supported; "
+            "whole heads are rotated"
+        )
     exponents = torch.arange(0, head_size, 2, dtype=torch.float32) / head_size
     frequencies = 1.0 / rope.theta**exponents
     match rope.kind:
