@@ -19,7 +19,7 @@ from pathlib import Path
 from pdserve.cluster.addresses import callable_address, settled_ports
 from pdserve.cluster.front import RouterAddress
 from pdserve.cluster.incarnation import shared_dir
-from pdserve.cluster.process_log import log_dir
+from pdserve.cluster.process_log import log_dir, prints_to_file
 from pdserve.cluster.ray_launcher import RayLauncher
 from pdserve.cluster.ray_session import joined_ray, private_ray
 from pdserve.cluster.readiness import wait_until_ready
@@ -66,6 +66,7 @@ def opened_site(config: ClusterConfig, name: str | None, say: Say) -> Iterator[O
         held.publish(record)
         shutil.rmtree(record.log_dir, ignore_errors=True)
         say("logs", record.log_dir)
+        undo.enter_context(prints_to_file(held.name, "command"))
         began_s = time.monotonic()
         hardware = undo.enter_context(_ray(planned, Path(record.leftovers[0])))
         say("ray", f"{_describe_ray(config, hardware)} ({time.monotonic() - began_s:.1f} s)")

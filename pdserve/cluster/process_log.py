@@ -6,6 +6,8 @@ Log lines go there, and so does what libraries print; terminals show only the co
 import logging
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 
 from pdserve.core.environment import cache_dir
@@ -16,6 +18,20 @@ FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 def log_dir(folder: str) -> Path:
     """The directory of a cluster's logs on this host."""
     return cache_dir() / "logs" / folder
+
+
+@contextmanager
+def prints_to_file(folder: str, process: str) -> Iterator[None]:
+    """What libraries print in this process goes to ``process``.log, inside the block.
+
+    Ray prints about each dead worker from a thread of its own, in the middle of our lines. A
+    ``Console`` made before keeps the terminal.
+    """
+    directory = log_dir(folder)
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / f"{process}.log"
+    with path.open("a", encoding="utf-8") as file, redirect_stdout(file):
+        yield
 
 
 def log_to_file(folder: str, process: str) -> None:

@@ -122,7 +122,7 @@ class Ledger:
         self.pool.share(shared)
         child.blocks = list(shared)
         if remainder:
-            source = parent.blocks[num_full]
+            source = self._copied_from(parent.blocks[num_full])
             (destination,) = self.pool.allocate(1)
             # Both ends are held by the copy itself until its step has retired.
             self.pool.share([source, destination])
@@ -188,6 +188,11 @@ class Ledger:
         self.pool.free(sequence.blocks)
         sequence.blocks = []
         self._drop_pointless_copies()
+
+    def _copied_from(self, block: BlockId) -> BlockId:
+        """The block itself or, where a copy into it is still to be planned, what will be in it."""
+        sources = (copy.source for copy in self._copies if copy.destination == block)
+        return next(sources, block)
 
     def _drop_pointless_copies(self) -> None:
         """A fork that is over before its copy was planned needs it no more."""

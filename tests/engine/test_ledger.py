@@ -210,6 +210,35 @@ def forked(ledger: Ledger, parent: Sequence, choice: int = 1) -> Sequence:
     return child
 
 
+def test_a_fork_of_a_fork_copies_what_is_there_already_and_leaves_nothing_behind():
+    ledger = make_ledger()
+    parent = entered(ledger, 10)
+    ledger.retire(plan(ledger, parent, 10))
+    child = forked(ledger, parent)
+    grandchild = forked(ledger, child)
+    grandchild.token_ids.append(5)
+    batch = plan(ledger, grandchild, 1)
+    assert [(copy.source, copy.destination) for copy in batch.copies] == [
+        (parent.blocks[2], child.blocks[2]),
+        (parent.blocks[2], grandchild.blocks[2]),
+    ]
+    ledger.retire(batch)
+    for sequence in (parent, child, grandchild):
+        ledger.release(sequence)
+    assert ledger.is_empty
+
+
+def test_forks_of_forks_that_end_before_their_copies_are_planned_leave_nothing_behind():
+    ledger = make_ledger()
+    parent = entered(ledger, 10)
+    ledger.retire(plan(ledger, parent, 10))
+    child = forked(ledger, parent)
+    grandchild = forked(ledger, child)
+    for sequence in (parent, child, grandchild):
+        ledger.release(sequence)
+    assert ledger.is_empty
+
+
 def test_a_fork_shares_full_blocks_and_copies_the_partly_filled_one():
     ledger = make_ledger()
     parent = entered(ledger, 10)
