@@ -10,6 +10,7 @@ import logging
 import math
 import os
 import signal
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -24,6 +25,7 @@ from pdserve.core.errors import ConfigError
 
 NAMESPACE = "pdserve"
 OBJECT_STORE_BYTES = 80 << 20  # about Ray's least: nothing of ours goes there
+CONNECT_TIMEOUT_S = 5.0
 
 
 @contextmanager
@@ -46,6 +48,7 @@ def private_ray(num_cpus: float, temp_dir: Path) -> Iterator[Hardware]:
 @contextmanager
 def joined_ray(address: str) -> Iterator[Hardware]:
     """A connection to a running Ray cluster inside the block. Raises ConfigError."""
+    _check_reachable(address)
     try:
         _init(address=address)
     except (ConnectionError, ValueError, RuntimeError) as error:
@@ -54,6 +57,17 @@ def joined_ray(address: str) -> Iterator[Hardware]:
         yield _hardware()
     finally:
         ray.shutdown()
+
+
+def _check_reachable(address: str) -> None:
+    """Ray itself tries for minutes where nobody listens."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdigit():
+        return  # auto, or whatever else Ray makes of it
+    try:
+        socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT_S).close()
+    except (OSError, OverflowError) as error:
+        raise ConfigError(f"ray.address: no Ray listens at {address!r}: {error}") from error
 
 
 @contextmanager
