@@ -23,6 +23,7 @@ from pathlib import Path
 import torch
 
 from pdserve.bench.engine_reference import Transformers
+from pdserve.core.errors import ConfigError
 from pdserve.core.kv_layout import BlockId
 from pdserve.core.model_spec import ModelSpec, read_model_spec
 from pdserve.core.request import SamplingParams
@@ -72,7 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--dtype", default="float32", choices=sorted(DTYPES))
     parser.add_argument("--kv-dtype", choices=sorted(DTYPES), help="default: that of the model")
-    parser.add_argument("--device", default="cpu", help="cpu, cuda:0, …")
+    parser.add_argument("--device", type=_device, default="cpu", help="cpu, cuda:0, …")
     parser.add_argument("--threads", type=_positive, help="CPU threads; default: all cores")
     parser.add_argument("--load-format", default="auto", choices=LOAD_FORMATS)
     parser.add_argument("--attention-backend", default="auto")
@@ -87,23 +88,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure and print; the exit status."""
+    """Measure, print each result as soon as it is there; the exit status.
+
+    With ``--json`` the rows go to stderr and one JSON object to stdout, at the end. Raises
+    ConfigError for a device or a length that cannot be.
+    """
     directory = locate(args.model)
     spec = read_model_spec(directory)
+    _check(args, spec)
     ours = Runner(_config(args, directory, spec), in_flight=args.in_flight)
     reference = None
     if args.against:
         reference = Transformers(directory, dtype=DTYPES[args.dtype], device=args.device)
-    results = [
-        _measure(kind, size, spec, ours, reference, args)
-        for kind, sizes in (("prefill", args.prefill_lens), ("decode", args.decode_batches))
-        for size in sizes
-    ]
+    rows = sys.stderr if args.json else sys.stdout
+    print(header(with_reference=reference is not None), file=rows, flush=True)
+    results = []
+    for kind, sizes in (("prefill", args.prefill_lens), ("decode", args.decode_batches)):
+        for size in sizes:
+            results.append(_measure(kind, size, spec, ours, reference, args))
+            print(row(results[-1]), file=rows, flush=True)
     if args.json:
-        text = json.dumps({"results": [result.as_json() for result in results]})
-    else:
-        text = table(results)
-    sys.stdout.write(text + "\n")
+        print(json.dumps({"results": [result.as_json() for result in results]}), file=sys.stdout)
     return 0
 
 
@@ -154,15 +159,33 @@ class Runner:
         return self._runner.launch(batch)
 
 
-def table(results: Sequence[Measured]) -> str:
-    """The results in columns; those of the reference only where it was measured."""
-    lines = [f"{'what':10}{'size':>8}{'ms':>12}{'reference':>12}{'ratio':>8}"]
-    for result in results:
-        line = f"{result.what:10}{result.size:>8}{result.ms:>12.2f}"
-        if result.reference_ms is not None and result.ratio is not None:
-            line += f"{result.reference_ms:>12.2f}{result.ratio:>8.2f}"
-        lines.append(line)
-    return "\n".join(lines)
+def header(*, with_reference: bool) -> str:
+    """The names of the columns of ``row``."""
+    line = f"{'what':10}{'size':>8}{'ms':>12}"
+    return line + f"{'reference':>12}{'ratio':>8}" if with_reference else line
+
+
+def row(result: Measured) -> str:
+    """One result in columns; those of the reference only where it was measured."""
+    line = f"{result.what:10}{result.size:>8}{result.ms:>12.2f}"
+    if result.reference_ms is not None and result.ratio is not None:
+        line += f"{result.reference_ms:>12.2f}{result.ratio:>8.2f}"
+    return line
+
+
+def _check(args: argparse.Namespace, spec: ModelSpec) -> None:
+    if torch.device(args.device).type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"--device: {args.device!r}, but torch finds no CUDA device here")
+    decode_len = args.decode_prompt_len + args.decode_tokens
+    lengths = [("--prefill-lens", size + 1) for size in args.prefill_lens]
+    if args.decode_batches:
+        lengths.append(("--decode-prompt-len and --decode-tokens", decode_len))
+    for option, length in lengths:
+        if length > spec.max_position:
+            raise ConfigError(
+                f"{option}: {length} positions, prompt and output, where {args.model} has "
+                f"{spec.max_position}"
+            )
 
 
 def _measure(
@@ -238,6 +261,16 @@ def _joined(slot: Slot, prompt_len: int, blocks: range) -> Joined:
 
 def _chunk(slot: Slot, start: int, tokens: tuple[int, ...] | Carried) -> Chunk:
     return Chunk(slot=slot, start=start, tokens=tokens, new_blocks=(), num_samples=1)
+
+
+def _device(text: str) -> str:
+    try:
+        kind = torch.device(text).type
+    except RuntimeError:
+        kind = ""
+    if kind not in {"cpu", "cuda"}:
+        raise argparse.ArgumentTypeError(f"{text!r} is not cpu, cuda or cuda:N")
+    return text
 
 
 def _positive(text: str) -> int:

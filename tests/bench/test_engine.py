@@ -7,8 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
-from pdserve.bench.engine import Measured, add_arguments, run, table
+from pdserve.bench.engine import Measured, add_arguments, row, run
+from pdserve.core.errors import ConfigError
 from tests.engine.families import save_model
 
 SMALL = ["--threads", "1", "--rounds", "1", "--prefill-lens", "3,20", "--decode-batches", "2"]
@@ -30,7 +32,9 @@ def test_json_beside_transformers_has_a_record_for_each_size(
 ) -> None:
     args = parsed("--model", str(directory), *SMALL, "--against", "transformers", "--json")
     assert run(args) == 0
-    results = json.loads(capsys.readouterr().out)["results"]
+    printed = capsys.readouterr()
+    results = json.loads(printed.out)["results"]
+    assert printed.err.splitlines()[0].split() == ["what", "size", "ms", "reference", "ratio"]
     sizes = [(r["what"], r.get("tokens"), r.get("batch")) for r in results]
     assert sizes == [("prefill", 3, None), ("prefill", 20, None), ("decode", None, 2)]
     for result in results:
@@ -43,13 +47,13 @@ def test_alone_it_prints_a_table_and_no_ratio(
 ) -> None:
     assert run(parsed("--model", str(directory), *SMALL, "--dtype", "bfloat16")) == 0
     header, *rows = capsys.readouterr().out.splitlines()
-    assert header.split() == ["what", "size", "ms", "reference", "ratio"]
-    assert [row.split()[:2] for row in rows] == [
+    assert header.split() == ["what", "size", "ms"]
+    assert [columns.split()[:2] for columns in rows] == [
         ["prefill", "3"],
         ["prefill", "20"],
         ["decode", "2"],
     ]
-    assert all(len(row.split()) == 3 for row in rows)
+    assert all(len(columns.split()) == 3 for columns in rows)
 
 
 def test_a_ratio_above_one_means_faster_than_the_reference() -> None:
@@ -61,7 +65,7 @@ def test_a_ratio_above_one_means_faster_than_the_reference() -> None:
         "reference_ms": 50.0,
         "ratio": 2.5,
     }
-    assert table([result]).splitlines()[1].split() == ["decode", "8", "20.00", "50.00", "2.50"]
+    assert row(result).split() == ["decode", "8", "20.00", "50.00", "2.50"]
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "many", "8,", "8;9"])
@@ -69,6 +73,32 @@ def test_bad_sizes_are_refused(value: str, capsys: pytest.CaptureFixture[str]) -
     with pytest.raises(SystemExit):
         parsed(f"--decode-batches={value}")
     assert "is not a whole number above 0" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (["--prefill-lens", "100000"], "--prefill-lens: 100001 positions"),
+        (["--decode-tokens", "100000"], "--decode-prompt-len and --decode-tokens: 100128"),
+    ],
+)
+def test_a_length_beyond_the_model_is_refused_by_the_name_of_its_option(
+    directory: Path, options: list[str], named: str
+) -> None:
+    with pytest.raises(ConfigError, match=named):
+        run(parsed("--model", str(directory), *SMALL, *options))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="says what a host without CUDA gets")
+def test_cuda_where_there_is_none_is_refused_by_name(directory: Path) -> None:
+    with pytest.raises(ConfigError, match="--device: 'cuda:0', but torch finds no CUDA device"):
+        run(parsed("--model", str(directory), *SMALL, "--device", "cuda:0"))
+
+
+def test_a_device_that_is_none_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parsed("--device", "gpu0")
+    assert "'gpu0' is not cpu, cuda or cuda:N" in capsys.readouterr().err
 
 
 def test_no_sizes_measure_nothing_of_that_kind(
