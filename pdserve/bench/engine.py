@@ -108,7 +108,7 @@ def run(args: argparse.Namespace) -> int:
             results.append(_measure(kind, size, spec, ours, reference, args))
             print(row(results[-1]), file=rows, flush=True)
     if args.json:
-        print(json.dumps({"results": [result.as_json() for result in results]}), file=sys.stdout)
+        sys.stdout.write(json.dumps({"results": [result.as_json() for result in results]}) + "\n")
     return 0
 
 

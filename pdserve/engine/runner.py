@@ -4,6 +4,7 @@ Owns the rank's model, KV cache, sampler and slots. Decides nothing: every rank 
 the same batches and, from the gathered logits and the same noise, samples the same tokens.
 """
 
+import itertools
 from collections.abc import Sequence
 
 import torch
@@ -138,7 +139,12 @@ class ModelRunner:
         def forward(token_ids: Tensor, positions: Tensor, block_tables: Tensor) -> Tensor:
             attention.plan_decodes(positions, block_tables)
             return self._model.forward(
-                ModelInput(token_ids=token_ids, positions=positions, attention=self._attention)
+                ModelInput(
+                    token_ids=token_ids,
+                    positions=positions,
+                    attention=self._attention,
+                    last_rows=None,
+                )
             )
 
         return DecodeGraphs(
@@ -161,15 +167,17 @@ class ModelRunner:
                 raise RankError(f"step {batch.step}: a token is not one of {vocab_size}")
 
     def _forward(self, chunks: Sequence[Chunk]) -> Tensor:
-        """Hidden states ``[T, hidden]`` of the step's tokens."""
+        """Hidden states ``[R, hidden]`` of the last token of each sampling chunk."""
         positions = self._tensor(
             [p for chunk in chunks for p in range(chunk.start, chunk.start + chunk.length)]
         )
         token_ids = self._token_ids(chunks)
+        last_rows = self._last_rows(chunks)
         block_tables = self._slots.tables([chunk.slot for chunk in chunks])
         is_decode = all(chunk.length == 1 for chunk in chunks)
         if is_decode and self._graphs is not None and len(chunks) in self._graphs:
-            return self._graphs.run(token_ids, positions, block_tables)
+            hidden = self._graphs.run(token_ids, positions, block_tables)
+            return hidden if last_rows is None else hidden[last_rows]
         self._attention.plan(
             AttentionMetadata(
                 starts=tuple(chunk.start for chunk in chunks),
@@ -179,8 +187,20 @@ class ModelRunner:
             )
         )
         return self._model.forward(
-            ModelInput(token_ids=token_ids, positions=positions, attention=self._attention)
+            ModelInput(
+                token_ids=token_ids,
+                positions=positions,
+                attention=self._attention,
+                last_rows=last_rows,
+            )
         )
+
+    def _last_rows(self, chunks: Sequence[Chunk]) -> Tensor | None:
+        """``[R]``: of the step's tokens those that are sampled after; None for all of them."""
+        ends = itertools.accumulate(chunk.length for chunk in chunks)
+        rows = [end - 1 for end, chunk in zip(ends, chunks, strict=True) if chunk.num_samples]
+        num_tokens = sum(chunk.length for chunk in chunks)
+        return None if len(rows) == num_tokens else self._tensor(rows)
 
     def _token_ids(self, chunks: Sequence[Chunk]) -> Tensor:
         token_ids: list[int] = []
@@ -199,34 +219,31 @@ class ModelRunner:
         return held
 
     def _sample(self, chunks: Sequence[Chunk], hidden: Tensor) -> SampledRows | None:
-        """Sample after each chunk that asks for it; its hidden state is computed to logits once."""
-        last_rows: list[int] = []  # of ``hidden``, one for each sampling chunk
+        """Sample after each chunk that asks for it, from its row of ``hidden``; the logits of a
+        row are computed once, however many samples are drawn from them.
+        """
+        sampling = [chunk for chunk in chunks if chunk.num_samples]
+        if not sampling:
+            return None
         repeats: list[int] = []  # row of the logits, one for each sample
         rows: list[SampleRow] = []
         first_rows: list[int] = []  # of the samples, one for each sampling chunk
-        end = 0
-        for chunk in chunks:
-            end += chunk.length
-            if chunk.num_samples:
-                first_rows.append(len(rows))
-                repeats.extend([len(last_rows)] * chunk.num_samples)
-                last_rows.append(end - 1)
-                position = chunk.start + chunk.length
-                choices = self._slots.choices(chunk.slot)[: chunk.num_samples]
-                rows.extend(
-                    SampleRow(slot=chunk.slot, choice=choice, position=position)
-                    for choice in choices
-                )
-        if not rows:
-            return None
-        logits = self._model.logits(hidden[self._tensor(last_rows)])
-        if len(rows) > len(last_rows):
+        for row, chunk in enumerate(sampling):
+            first_rows.append(len(rows))
+            repeats.extend([row] * chunk.num_samples)
+            position = chunk.start + chunk.length
+            choices = self._slots.choices(chunk.slot)[: chunk.num_samples]
+            rows.extend(
+                SampleRow(slot=chunk.slot, choice=choice, position=position) for choice in choices
+            )
+        logits = self._model.logits(hidden)
+        if len(rows) > len(sampling):
             logits = logits[self._tensor(repeats)]
         sampled = self._sampler.sample(logits, rows)
         tokens = sampled.tokens
-        if len(rows) > len(last_rows):
+        if len(rows) > len(sampling):
             tokens = tokens[self._tensor(first_rows)]
-        self._slots.keep_last_tokens([c.slot for c in chunks if c.num_samples], tokens)
+        self._slots.keep_last_tokens([chunk.slot for chunk in sampling], tokens)
         return sampled
 
     def _tensor(self, values: Sequence[int]) -> Tensor:

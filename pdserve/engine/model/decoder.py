@@ -24,13 +24,14 @@ class ModelInput:
     token_ids: Tensor  # [T] int64
     positions: Tensor  # [T] int64
     attention: AttentionBackend  # planned for this step
+    last_rows: Tensor | None  # [R] int64, the tokens that are sampled after; None: all
 
 
 class CausalLM(Protocol):
     """A model as the runner sees it."""
 
     def forward(self, step: ModelInput) -> Tensor:
-        """Hidden states ``[T, hidden]`` after the final norm."""
+        """Hidden states ``[R, hidden]`` of ``last_rows`` after the final norm."""
 
     def logits(self, hidden: Tensor) -> Tensor:
         """``[R, hidden]`` → ``[R, V]``, for the rows that sample only."""
@@ -79,7 +80,10 @@ class GatedMlp:
 
 
 class DecoderLayer:
-    """Attention, then the MLP, each after a norm and added to the residual stream."""
+    """Attention, then the MLP, each after a norm and added to the residual stream.
+
+    What comes in and goes out is still to be added to ``residual``, which changes in place.
+    """
 
     def __init__(self, shard: Shard, layer: int, attention: SelfAttention) -> None:
         name, hidden_size = layer_name(layer), shard.spec.hidden_size
@@ -88,9 +92,10 @@ class DecoderLayer:
         self.post_norm = RmsNorm(shard, f"{name}.post_attention_layernorm", hidden_size)
         self.mlp = GatedMlp(shard, f"{name}.mlp")
 
-    def forward(self, x: Tensor, residual: Tensor, step: ModelInput) -> Tensor:
-        """``x`` is still to be added to ``residual``, which changes in place; so is the result."""
-        x = self.attention.forward(self.input_norm.add(x, residual), step)
+    def mix(self, x: Tensor, residual: Tensor, step: ModelInput) -> Tensor:
+        return self.attention.forward(self.input_norm.add(x, residual), step)
+
+    def feed_forward(self, x: Tensor, residual: Tensor) -> Tensor:
         return self.mlp.forward(self.post_norm.add(x, residual))
 
 
@@ -107,8 +112,16 @@ class Decoder:
     def forward(self, step: ModelInput) -> Tensor:
         x = self.embedding(step.token_ids)
         residual = torch.zeros_like(x)
-        for layer in self.layers:
-            x = layer.forward(x, residual, step)
+        for layer in self.layers[:-1]:
+            x = layer.mix(x, residual, step)
+            x = layer.feed_forward(x, residual)
+        last = self.layers[-1]
+        x = last.mix(x, residual, step)
+        if step.last_rows is not None:  # every KV is written: nobody reads the other rows
+            x, residual = x[step.last_rows], residual[step.last_rows]
+            if len(x) == 0:
+                return x
+        x = last.feed_forward(x, residual)
         return self.norm.add(x, residual)
 
     def logits(self, hidden: Tensor) -> Tensor:
