@@ -1,0 +1,28 @@
+"""Names of KV blocks by their content: equal names, equal tokens from the first one on.
+
+A block's name is a hash over the block before it and its own tokens, so one name stands for the
+whole prefix that ends with it. Nodes find cached blocks by it, the router the node that has them.
+"""
+
+from array import array
+from collections.abc import Sequence
+from hashlib import blake2b
+from typing import NewType
+
+PrefixHash = NewType("PrefixHash", bytes)
+
+HASH_BYTES = 16  # 128 bits: no collision by chance, and none that can be made to order
+
+
+def prefix_hashes(
+    token_ids: Sequence[int], block_size: int, salt: bytes = b""
+) -> tuple[PrefixHash, ...]:
+    """One name for each full block of ``token_ids``; those of different salts never meet."""
+    tokens = array("I", token_ids)
+    hashes = []
+    parent = blake2b(salt, digest_size=HASH_BYTES, person=b"pdserve").digest()
+    for stop in range(block_size, len(tokens) + 1, block_size):
+        block = tokens[stop - block_size : stop].tobytes()
+        parent = blake2b(block, key=parent, digest_size=HASH_BYTES).digest()
+        hashes.append(PrefixHash(parent))
+    return tuple(hashes)
