@@ -17,7 +17,7 @@ _ADDRESS = slice(20, 24)  # of the answer
 def host_address(network: NetworkConfig) -> str:
     """The address that this host's processes bind and announce. Raises ConfigError."""
     if network.interface is None:
-        return network.host
+        return _own_address(network.host)
     name = network.interface.encode()[:_NAME_BYTES]
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
@@ -53,6 +53,17 @@ def settled_ports(router: RouterConfig) -> RouterConfig:
         http_port=router.http_port or free_port(router.host),
         grpc_port=router.grpc_port or free_port(router.host),
     )
+
+
+def _own_address(host: str) -> str:
+    try:
+        free_port(host)
+    except OSError as error:
+        raise ConfigError(
+            f"network.host: {socket.gethostname()} has no address {host!r} ({error.strerror}); "
+            "give one that it has, or network.interface"
+        ) from error
+    return host
 
 
 def free_port(host: str) -> int:

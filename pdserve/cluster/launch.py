@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pdserve.cluster.addresses import callable_address, settled_ports
+from pdserve.cluster.addresses import callable_address, host_address, settled_ports
 from pdserve.cluster.front import RouterAddress
 from pdserve.cluster.incarnation import shared_dir
 from pdserve.cluster.process_log import log_dir, prints_to_file
@@ -35,7 +35,6 @@ from pdserve.models.fetch import locate
 Say = Callable[[str, str], None]  # a stage, and what there is to say about it
 
 READY_TIMEOUT_S = 120.0  # for the nodes to connect to each other
-_ANY_HARDWARE = Hardware(num_cpus=None, num_gpus=float("inf"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +55,7 @@ def opened_site(config: ClusterConfig, name: str | None, say: Say) -> Iterator[O
     with ExitStack() as undo:
         config = replace(config, router=settled_ports(config.router))
         model_dir = locate(config.model.source)
-        planned = resolve(config, read_model_spec(model_dir), _ANY_HARDWARE)
+        planned = resolve(config, read_model_spec(model_dir), _known_hardware(config))
         say("model", _describe_model(planned, model_dir))
         held = claim(run_folder(), name)
         undo.callback(held.release)
@@ -128,6 +127,18 @@ async def start_cluster(opened: OpenedSite, say: Say) -> Cluster:
         )
     )
     return Cluster(supervisor, router)
+
+
+def _known_hardware(config: ClusterConfig) -> Hardware:
+    """What is known before Ray runs: only a private Ray is sure to be on this host.
+
+    Raises ConfigError where a private Ray's nodes could not bind their address.
+    """
+    memory_bytes = None
+    if config.ray.address == "local":
+        host_address(config.network)
+        memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return Hardware(num_cpus=None, num_gpus=float("inf"), memory_bytes=memory_bytes)
 
 
 def _first_record(name: str) -> RunRecord:

@@ -5,6 +5,7 @@ Owns every default that depends on model or hardware (device, transport, steps i
 and every check that needs them. Knows no process and no Ray.
 """
 
+import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -13,10 +14,12 @@ from pdserve.core.errors import ConfigError
 from pdserve.core.kv_layout import KvLayout
 from pdserve.core.model_spec import ModelSpec
 from pdserve.core.node import NodeSpec, Role
+from pdserve.engine.attention import ATTENTION_BACKENDS
 
 DEPTH = {"cpu": 1, "cuda": 2}  # steps in flight
 FRONT_CPUS = 1.0  # what a front, and the router, ask Ray for
 ROUTER_CPUS = 1.0
+GIB = 1 << 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +29,7 @@ class Hardware:
     num_cpus: float | None
     num_gpus: float
     num_hosts: int = 1
+    memory_bytes: int | None = None  # of the one host that there is
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +82,9 @@ def resolve(config: ClusterConfig, model: ModelSpec, hardware: Hardware) -> Reso
     )
     for plan in nodes:
         _check_shares(config, plan, model)
+        _check_backend(plan)
     _check_fits(nodes, hardware)
+    _check_memory(nodes, hardware)
     _check_reachable(config, hardware)
     _check_classes(config, nodes)
     _check_local_prefill(config)
@@ -145,6 +151,28 @@ def _check_shares(config: ClusterConfig, plan: NodePlan, model: ModelSpec) -> No
         raise ConfigError(
             f"{plan.role}.kv_cache_bytes: {plan.pool.kv_cache_bytes} hold no block; one takes "
             f"{layout.block_stride_bytes} bytes"
+        )
+
+
+def _check_backend(plan: NodePlan) -> None:
+    key, name = f"{plan.role}.attention_backend", plan.pool.attention_backend
+    known = ("auto", *sorted(ATTENTION_BACKENDS))
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise ConfigError(f"{key}: got {name!r}, allowed are {', '.join(known)}{hint}")
+
+
+def _check_memory(nodes: tuple[NodePlan, ...], hardware: Hardware) -> None:
+    needed = sum(
+        plan.pool.kv_cache_bytes * plan.pool.tensor_parallel_size
+        for plan in nodes
+        if plan.device == "cpu"
+    )
+    if hardware.memory_bytes is not None and needed > hardware.memory_bytes:
+        raise ConfigError(
+            "prefill.kv_cache_bytes and decode.kv_cache_bytes: all ranks together ask for "
+            f"{needed / GIB:.1f} GiB, but this host has {hardware.memory_bytes / GIB:.1f} GiB"
         )
 
 

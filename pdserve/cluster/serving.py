@@ -50,7 +50,8 @@ async def close(cluster: Cluster, grace_s: float, signals: StopSignals) -> None:
 def _say_where(opened: OpenedSite, cluster: Cluster, console: Console, took_s: float) -> None:
     url, model = f"http://{cluster.router.http}", opened.site.cluster.config.model.name
     console.say("ready", f"after {took_s:.1f} s; Ctrl-C stops it. Try")
-    body = f'{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello!"}}]}}'
+    question = '"messages": [{"role": "user", "content": "What is the capital of France?"}]'
+    body = f'{{"model": "{model}", {question}, "max_tokens": 64, "temperature": 0}}'
     console.line(f"  curl {url}/v1/chat/completions -H 'Content-Type: application/json' \\")
     console.line(f"       -d '{body}'")
     console.line(f"  pdserve status --name {opened.claim.name}")

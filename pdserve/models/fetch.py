@@ -10,6 +10,7 @@ A directory appears under its name by one rename, so an interruption at any poin
 nothing or a whole model. Knows nothing of weights: `convert.py` does that, in a process of its own.
 """
 
+import difflib
 import hashlib
 import json
 import shutil
@@ -58,6 +59,7 @@ def locate(source: str) -> Path:
     if not directory.is_dir():
         raise ModelNotFoundError(
             f"model {source!r} is neither a directory nor a known name ({', '.join(CATALOG)})"
+            f"{_hint(source)}"
         )
     if not (directory / "config.json").is_file():
         raise ModelFilesError(f"{directory}: no config.json, so this is no model directory")
@@ -73,6 +75,18 @@ def fetch(name: str, *, progress: bool = True) -> Path:
     if name not in CATALOG:
         raise ModelNotFoundError(f"no model named {name!r}; known: {', '.join(CATALOG)}")
     return ModelCache(cache_dir(), Programs()).fetch(name, CATALOG[name], progress=progress)
+
+
+def _hint(source: str) -> str:
+    """What may have been meant."""
+    if near := difflib.get_close_matches(source, CATALOG, n=1):
+        return f"; did you mean {near[0]}?"
+    if source.count("/") == 1 and not source.startswith((".", "/", "~")):
+        return (
+            "; if it is a Hugging Face hub id, download it first (`hf download "
+            f"{source} --local-dir DIR`) and give the directory"
+        )
+    return ""
 
 
 @dataclass(frozen=True, slots=True)

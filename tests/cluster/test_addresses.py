@@ -11,7 +11,13 @@ from pdserve.core.errors import ConfigError
 
 def test_an_interface_stands_for_its_address() -> None:
     assert host_address(NetworkConfig(interface="lo")) == "127.0.0.1"
-    assert host_address(NetworkConfig(host="10.0.0.9")) == "10.0.0.9"
+    assert host_address(NetworkConfig(host="127.0.0.2")) == "127.0.0.2"
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "no-such-host.invalid"])  # for documents alone
+def test_a_host_that_is_not_this_one_is_refused_by_key(host: str) -> None:
+    with pytest.raises(ConfigError, match=f"network.host: .* has no address '{host}'"):
+        host_address(NetworkConfig(host=host))
 
 
 def test_an_unknown_interface_is_refused_with_those_there_are() -> None:

@@ -120,6 +120,18 @@ def test_a_ray_cluster_with_too_few_cpus_is_refused() -> None:
         resolved({}, Hardware(num_cpus=4, num_gpus=0))
 
 
+def test_a_backend_that_does_not_exist_is_refused_with_the_nearest() -> None:
+    with pytest.raises(ConfigError, match=r"decode.attention_backend: got 'sdp'.* mean sdpa\?"):
+        resolved({"decode": {"attention_backend": "sdp"}})
+
+
+def test_caches_that_the_host_cannot_hold_are_refused() -> None:
+    small = Hardware(num_cpus=None, num_gpus=0, memory_bytes=3 << 30)
+    resolved({}, small)
+    with pytest.raises(ConfigError, match=r"kv_cache_bytes: all ranks .* 4.0 GiB, .* has 3.0 GiB"):
+        resolved({"decode": {"tensor_parallel_size": 3}}, small)
+
+
 def test_loopback_is_refused_where_there_are_several_hosts() -> None:
     hosts = Hardware(num_cpus=64, num_gpus=0, num_hosts=3)
     with pytest.raises(ConfigError, match=r"network.host: 127.0.0.1 cannot be reached .* 2 hosts"):

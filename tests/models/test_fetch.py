@@ -198,6 +198,19 @@ def test_an_unknown_name_lists_the_known_ones() -> None:
         fetch("no-such-model")
 
 
+@pytest.mark.parametrize(
+    ("source", "hint"),
+    [
+        ("smollm2-135m", "did you mean smollm2-135m-instruct?"),
+        ("someone/some-model", "hf download someone/some-model --local-dir DIR"),
+    ],
+)
+def test_a_source_that_looks_like_a_name_gets_a_hint(source: str, hint: str) -> None:
+    with pytest.raises(ModelNotFoundError) as caught:
+        locate(source)
+    assert hint in str(caught.value)
+
+
 def test_a_source_that_is_neither_name_nor_directory_lists_the_known_names(tmp_path: Path) -> None:
     with pytest.raises(ModelNotFoundError, match=next(iter(CATALOG))):
         locate(str(tmp_path / "missing"))
