@@ -18,11 +18,23 @@ def prefix_hashes(
     token_ids: Sequence[int], block_size: int, salt: bytes = b""
 ) -> tuple[PrefixHash, ...]:
     """One name for each full block of ``token_ids``; those of different salts never meet."""
-    tokens = array("I", token_ids)
-    hashes = []
-    parent = blake2b(salt, digest_size=HASH_BYTES, person=b"pdserve").digest()
+    hashes: list[PrefixHash] = []
+    extend_hashes(hashes, token_ids, block_size, salt)
+    return tuple(hashes)
+
+
+def extend_hashes(
+    hashes: list[PrefixHash], token_ids: Sequence[int], block_size: int, salt: bytes = b""
+) -> None:
+    """Append the names of those full blocks of ``token_ids`` that have none in ``hashes`` yet."""
+    first = len(hashes) * block_size
+    tokens = array("I", token_ids[first:])
+    parent: bytes = hashes[-1] if hashes else _root(salt)
     for stop in range(block_size, len(tokens) + 1, block_size):
         block = tokens[stop - block_size : stop].tobytes()
         parent = blake2b(block, key=parent, digest_size=HASH_BYTES).digest()
         hashes.append(PrefixHash(parent))
-    return tuple(hashes)
+
+
+def _root(salt: bytes) -> bytes:
+    return blake2b(salt, digest_size=HASH_BYTES, person=b"pdserve").digest()

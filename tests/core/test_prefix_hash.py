@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdserve.core.prefix_hash import prefix_hashes
+from pdserve.core.prefix_hash import PrefixHash, extend_hashes, prefix_hashes
 
 TOKENS = st.lists(st.integers(0, 3), max_size=24)
 
@@ -36,3 +36,13 @@ def test_salts_separate_tenants() -> None:
 
 def test_a_block_under_another_parent_has_another_name() -> None:
     assert prefix_hashes([1, 2, 1, 2], 2)[0] != prefix_hashes([1, 2, 1, 2], 2)[1]
+
+
+@given(TOKENS, st.lists(st.integers(0, 24), max_size=4), st.integers(1, 5))
+def test_names_of_a_growing_list_are_those_of_the_whole(
+    tokens: list[int], stops: list[int], block_size: int
+) -> None:
+    hashes: list[PrefixHash] = []
+    for stop in (*sorted(stops), len(tokens)):
+        extend_hashes(hashes, tokens[:stop], block_size, b"salt")
+    assert tuple(hashes) == prefix_hashes(tokens, block_size, b"salt")
