@@ -81,7 +81,7 @@ class PrefillConfig:
     resources: ResourcesConfig = field(default_factory=ResourcesConfig)
     device: str = "auto"  # auto: cuda where ranks have GPUs, else cpu
     num_threads: int = 1  # compute threads of each rank on a CPU
-    max_num_batched_tokens: int = 512  # prompt tokens of one step; nothing of it is freed sooner
+    max_num_batched_tokens: int = 256  # prompt tokens of one step; nothing of it is freed sooner
     max_num_seqs: int = 64  # prompts in work at once
     gpu_memory_utilization: float = 0.9
     kv_cache_bytes: int = 1 << 30  # per rank on a CPU; on a GPU the memory left decides
