@@ -96,14 +96,16 @@ class GrpcWire:
         return stream
 
     def close(self) -> None:
-        with self._lock:
-            streams = dict(self._streams)
-        for stream in streams:
+        for stream in self._reading():
             stream.close()
         self._server.stop(None).wait(STOP_TIMEOUT_S)
-        for reader in streams.values():
+        for reader in self._reading().values():  # also of streams that were accepted meanwhile
             reader.join(STOP_TIMEOUT_S)
         self._writers.shutdown()
+
+    def _reading(self) -> dict[GrpcStream, Thread]:
+        with self._lock:
+            return dict(self._streams)
 
     def _bind(self, host: str, port_range: tuple[int, int] | None) -> int:
         low, high = port_range or (0, 0)
@@ -124,9 +126,9 @@ class GrpcWire:
 
     def _start_reading(self, stream: GrpcStream, incoming: Iterator[bytes]) -> None:
         reader = Thread(target=self._read, args=(stream, incoming), name="kv-read", daemon=True)
-        with self._lock:
+        with self._lock:  # who sees the reader may join it
             self._streams[stream] = reader
-        reader.start()
+            reader.start()
 
     def _read(self, stream: GrpcStream, incoming: Iterator[bytes]) -> None:
         error = LinkDownError("the other side ended the stream")

@@ -135,3 +135,18 @@ def test_bytes_that_are_no_message_end_their_stream_alone(raw: list[bytes]) -> N
     wire.connect(wire.address)
     assert isinstance(events.get(timeout=10), Opened)
     wire.close()
+
+
+def test_closing_while_others_connect_leaves_no_reader() -> None:
+    for _ in range(20):
+        events: StreamEvents = SimpleQueue()
+        wire = GrpcWire(events, host="127.0.0.1")
+        with grpc.insecure_channel(wire.address) as channel:
+            call: grpc.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(
+                f"/{SERVICE}/Link"
+            )
+            answers = [call(iter(())) for _ in range(4)]
+            assert isinstance(events.get(timeout=10), Opened)
+            wire.close()
+            for answer in answers:
+                answer.cancel()
