@@ -155,6 +155,7 @@ class Legs:
             ExpectHandoff(
                 handoff=handoff,
                 peer_id=link.peer.peer_id,
+                start=0,
                 num_tokens=sequence.num_prompt,
                 blocks=tuple(sequence.blocks[:num_blocks]),
             )

@@ -55,10 +55,15 @@ class ClosePeer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpectHandoff:
-    """Receiver side: KV of tokens [0, num_tokens) will come from ``peer_id`` into ``blocks``."""
+    """Receiver side: KV of tokens [start, num_tokens) will come from ``peer_id`` into ``blocks``.
+
+    ``blocks`` is the sequence's block table from token 0 on. ``start`` is a multiple of the block
+    size: the blocks before it hold their KV already and are not written.
+    """
 
     handoff: HandoffId
     peer_id: str
+    start: int
     num_tokens: int
     blocks: tuple[BlockId, ...]
 
@@ -68,8 +73,9 @@ class PushTokens:
     """Sender side: KV of tokens [start, stop) is computed; send it.
 
     ``blocks`` is the sequence's block table up to ``stop`` or longer. Ranges of one handoff follow
-    each other without gaps from 0; all but the last end on a multiple of the exchange unit of the
-    pair (the greatest common divisor of both block sizes); ``last`` marks the end of the handoff.
+    each other without gaps from where the receiver wants the first; they begin, and all but the
+    last end, on a multiple of the exchange unit of the pair (the greatest common divisor of both
+    block sizes); ``last`` marks the end of the handoff.
     """
 
     handoff: HandoffId

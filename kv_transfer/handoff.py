@@ -126,12 +126,17 @@ class _State(Enum):
 
 
 class SenderHandoff:
-    """The prefill node's side. ``unit``: pushes but the last end on its multiples."""
+    """The prefill node's side.
 
-    def __init__(self, *, num_ranks: int, unit: int) -> None:
+    ``unit``: pushes but the last end on its multiples. ``start``, one of them: the first position
+    that the receiver wants; it has what is before.
+    """
+
+    def __init__(self, *, num_ranks: int, unit: int, start: int) -> None:
+        assert start % unit == 0
         self._state = _State.MOVING
         self._unit = unit
-        self._num_pushed = 0
+        self._num_pushed = start
         self._is_complete = False
         self._moving = set(range(num_ranks))
         self._draining = set(range(num_ranks))
@@ -158,11 +163,11 @@ class SenderHandoff:
     def _push(self, num_tokens: int, last: bool) -> list[SenderAction]:
         start, stop = self._num_pushed, num_tokens
         assert not self._is_complete, "the whole prompt was computed before"
-        assert stop >= start, "tokens are computed in order"
         if not last:
             stop -= stop % self._unit
             if stop <= start:
-                return []
+                return []  # the receiver has it, or it is no whole unit
+        assert stop >= start, "tokens are computed in order"
         self._num_pushed = stop
         self._is_complete = last
         return [Push(start=start, stop=stop, last=last)]

@@ -1,7 +1,7 @@
 """One handoff on the receiver's rank: what is expected from which sender rank, what has come.
 
-A *cell* is one head of one piece. Every cell of the prompt comes exactly once, from the sender rank
-that reshard names. Pure bookkeeping.
+A *cell* is one head of one piece. Every cell of the prompt, from the first that is wanted on, comes
+exactly once, from the sender rank that reshard names. Pure bookkeeping.
 """
 
 import numpy as np
@@ -14,7 +14,10 @@ from pdserve.core.errors import ChecksumError, TransferError
 
 
 class Incoming:
-    """Owns which cells have come. Raises TransferError if the blocks can not hold the prompt."""
+    """Owns which cells have come.
+
+    Raises TransferError if the blocks can not hold the prompt, or if it can not begin at ``start``.
+    """
 
     def __init__(
         self,
@@ -31,6 +34,11 @@ class Incoming:
                 f"{expected.num_tokens} tokens do not fit into {len(expected.blocks)} blocks"
             )
         check_blocks(expected.blocks[:needed], num_blocks)
+        if expected.start % grid.unit or not 0 <= expected.start <= expected.num_tokens:
+            raise TransferError(
+                f"tokens from {expected.start} on are expected of {expected.num_tokens}, "
+                f"which is no multiple of {grid.unit} within them"
+            )
         self.handoff = expected.handoff
         self.peer_id = expected.peer_id
         self.blocks = expected.blocks
@@ -38,9 +46,9 @@ class Incoming:
         self.num_bytes = 0
         self._cell_bytes = cell_bytes
         self._slices = slices
-        self._num_pieces = grid.num_pieces(expected.num_tokens)
+        self._pieces = range(grid.num_pieces(expected.start), grid.num_pieces(expected.num_tokens))
         self._came = {
-            rank: np.zeros((self._num_pieces, len(part.receiver_heads)), np.bool_)
+            rank: np.zeros((len(self._pieces), len(part.receiver_heads)), np.bool_)
             for rank, part in slices.items()
         }
         self._num_missing = sum(table.size for table in self._came.values())
@@ -55,13 +63,13 @@ class Incoming:
         Raises TransferError if it is not within what is expected or came before, ChecksumError if
         its bytes changed on the way. Nothing is noted yet.
         """
-        table = self._came[sender_rank]
-        if not _is_within(frame.pieces, table.shape[0]) or not _is_within(
-            frame.heads, table.shape[1]
+        num_heads = self._came[sender_rank].shape[1]
+        if not _is_within(frame.pieces, self._pieces) or not _is_within(
+            frame.heads, range(num_heads)
         ):
             raise TransferError(
                 f"frame of pieces {frame.pieces} and heads {frame.heads}, "
-                f"but {table.shape[0]} pieces of {table.shape[1]} heads are expected"
+                f"but pieces {self._pieces} of {num_heads} heads are expected"
             )
         num_bytes = 0 if payload is None else len(payload)
         expected = len(frame.pieces) * len(frame.heads) * self._cell_bytes
@@ -84,9 +92,10 @@ class Incoming:
     def _cells(
         self, sender_rank: int, frame: Frame
     ) -> np.ndarray[tuple[int, int], np.dtype[np.bool_]]:
-        table = self._came[sender_rank]
-        return table[frame.pieces.start : frame.pieces.stop, frame.heads.start : frame.heads.stop]
+        first = self._pieces.start
+        rows = slice(frame.pieces.start - first, frame.pieces.stop - first)
+        return self._came[sender_rank][rows, frame.heads.start : frame.heads.stop]
 
 
-def _is_within(part: range, size: int) -> bool:
-    return 0 <= part.start < part.stop <= size
+def _is_within(part: range, whole: range) -> bool:
+    return whole.start <= part.start < part.stop <= whole.stop

@@ -34,12 +34,16 @@ class _Cursor:
     """How far one link is: the next frame begins at this piece and head."""
 
     num_heads: int
-    piece: int = 0
+    piece: int
     head: int = 0
 
 
 class Outgoing:
-    """Owns the progress of one handoff; ``num_heads`` says how many heads each link carries."""
+    """Owns the progress of one handoff; ``num_heads`` says how many heads each link carries.
+
+    It begins with the first token of the ``first`` push. Raises TransferError if no piece begins
+    there.
+    """
 
     def __init__(
         self,
@@ -56,9 +60,15 @@ class Outgoing:
         self.num_bytes_delivered = 0
         self._grid = grid
         self._cutter = cutter
-        self._cursors = {link: _Cursor(num) for link, num in num_heads.items()}
-        self._num_tokens = 0
-        self._num_pieces = 0
+        if first.start % grid.unit:
+            raise TransferError(
+                f"the first push starts at token {first.start}, not on a multiple of {grid.unit}"
+            )
+        self._num_tokens = first.start
+        self._num_pieces = grid.num_pieces(first.start)
+        self._cursors = {
+            link: _Cursor(num, piece=self._num_pieces) for link, num in num_heads.items()
+        }
         self._is_complete = False
         self._num_bytes_due = 0
 

@@ -206,6 +206,7 @@ class PrefillNode:
         sender = handoffs.SenderHandoff(
             num_ranks=self._ranks.layout.tp_size,
             unit=gcd(self._ranks.layout.block_size, session.peer.layout.block_size),
+            start=0,
         )
         prefill = _Prefill(handoff, session, sequence, sender)
         self._prefills[handoff] = self._by_sequence[sequence] = prefill

@@ -160,14 +160,16 @@ class FabricRanks:
         handoff: HandoffId,
         blocks: tuple[BlockId, ...],
         rank: int,
+        first: int,
         start: int,
         nodes: list[History],
     ) -> None:
         """One rank's part of positions [start, len(nodes)) comes into the blocks.
 
-        Positions whose parts have not all come hold nothing that could be read.
+        The handoff's first position is ``first``. Positions whose parts have not all come hold
+        nothing that could be read.
         """
-        landed = self._landed.setdefault(handoff, [0] * self.layout.tp_size)
+        landed = self._landed.setdefault(handoff, [first] * self.layout.tp_size)
         was_whole = min(landed)
         assert landed[rank] == start, "a piece is missing"
         landed[rank] = len(nodes)

@@ -64,6 +64,7 @@ class _Incoming:
     """A handoff at its receiver."""
 
     peer_id: str
+    start: int
     num_tokens: int
     blocks: tuple[BlockId, ...]
     num_moving: int = 0  # pieces that write blocks
@@ -229,7 +230,8 @@ class Endpoint:
     def _push(self, push: PushTokens) -> None:
         partner = self._partners.get(push.peer_id)
         links = partner.links if partner is not None else []
-        outgoing = self._outgoing.setdefault(push.handoff, _Outgoing(push.peer_id, len(links)))
+        begun = _Outgoing(push.peer_id, len(links), num_pushed=push.start)
+        outgoing = self._outgoing.setdefault(push.handoff, begun)
         assert push.start == outgoing.num_pushed, "a gap or an overlap between pushes"
         assert not outgoing.is_complete, "pushed after the last one"
         outgoing.num_pushed, outgoing.is_complete = push.stop, push.last
@@ -273,7 +275,9 @@ class Endpoint:
         if not self.is_dead:
             nodes = self.ranks.read(push.blocks, push.stop)
             if not far.is_dead:
-                far.ranks.land(push.handoff, incoming.blocks, far.rank, push.start, nodes)
+                far.ranks.land(
+                    push.handoff, incoming.blocks, far.rank, incoming.start, push.start, nodes
+                )
                 far.be_reached(push.handoff, incoming, push.stop)
                 outgoing.num_bytes += (push.stop - push.start) * far.ranks.layout.token_bytes
                 if push.last and link.is_open and not incoming.is_over:
@@ -302,7 +306,11 @@ class Endpoint:
     def _expect(self, expect: ExpectHandoff) -> None:
         assert expect.handoff not in self._incoming
         assert len(expect.blocks) == self.ranks.layout.num_blocks_for(expect.num_tokens)
-        self._incoming[expect.handoff] = _Incoming(expect.peer_id, expect.num_tokens, expect.blocks)
+        assert expect.start % self.ranks.layout.block_size == 0
+        assert 0 <= expect.start < expect.num_tokens
+        self._incoming[expect.handoff] = _Incoming(
+            expect.peer_id, expect.start, expect.num_tokens, expect.blocks
+        )
         self._know(expect.handoff)
         if expect.peer_id not in self._partners:
             self.fail_receive(expect.handoff, "link_down_error")
@@ -317,11 +325,11 @@ class Endpoint:
         """So many tokens are in the blocks now."""
         if num_tokens == incoming.num_tokens and not incoming.is_over:
             del self._incoming[handoff]
-            num_bytes = num_tokens * self.ranks.layout.token_bytes
+            num_bytes = (num_tokens - incoming.start) * self.ranks.layout.token_bytes
             self._tell(HandoffReceived(handoff=handoff, num_bytes=num_bytes))
 
     def _cancel_receive(self, handoff: HandoffId) -> None:
-        incoming = self._incoming.setdefault(handoff, _Incoming("", 0, ()))
+        incoming = self._incoming.setdefault(handoff, _Incoming("", 0, 0, ()))
         incoming.is_over = incoming.is_cancelled = True
         self._drain_receive(handoff, incoming)
 

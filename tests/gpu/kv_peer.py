@@ -103,6 +103,7 @@ def obey(node: Node, command: str, peer_id: str, word: str) -> None:
                 ExpectHandoff(
                     handoff=handoff(word),
                     peer_id=peer_id,
+                    start=0,
                     num_tokens=NUM_TOKENS,
                     blocks=TABLE[::-1][: LAYOUT.num_blocks_for(NUM_TOKENS)],
                 )

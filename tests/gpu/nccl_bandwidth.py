@@ -77,6 +77,7 @@ def receive(pipe: Connection, frame_bytes: int) -> None:
             ExpectHandoff(
                 handoff=handoff(name),
                 peer_id="p",
+                start=0,
                 num_tokens=num_tokens,
                 blocks=table_of(num_tokens, 2),
             )

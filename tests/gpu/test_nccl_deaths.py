@@ -134,6 +134,7 @@ def move(survivor: Node, child: Child, role: str, name: str) -> None:
             ExpectHandoff(
                 handoff=handoff(name),
                 peer_id=child.peer_id,
+                start=0,
                 num_tokens=NUM_TOKENS,
                 blocks=TABLE[::-1][: len(table)],
             )

@@ -93,6 +93,7 @@ async def test_a_prompt_prefilled_on_one_gpu_is_continued_on_another(
             ExpectHandoff(
                 handoff=handoff,
                 peer_id="prefill-0",
+                start=0,
                 num_tokens=len(PROMPT),
                 blocks=blocks(20, 21, 22),
             )

@@ -107,10 +107,22 @@ class Node:
             endpoint.handle(command)
 
     def expect(
-        self, name: HandoffId, peer_id: str, num_tokens: int, table: Sequence[BlockId]
+        self,
+        name: HandoffId,
+        peer_id: str,
+        num_tokens: int,
+        table: Sequence[BlockId],
+        *,
+        start: int = 0,
     ) -> None:
         self.tell(
-            ExpectHandoff(handoff=name, peer_id=peer_id, num_tokens=num_tokens, blocks=tuple(table))
+            ExpectHandoff(
+                handoff=name,
+                peer_id=peer_id,
+                start=start,
+                num_tokens=num_tokens,
+                blocks=tuple(table),
+            )
         )
 
     def push(

@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 
-from kv_transfer.commands import HandoffReceived, HandoffSent
+from kv_transfer.commands import HandoffFailed, HandoffReceived, HandoffSent
 from pdserve.core.kv_layout import BlockId
 from pdserve.core.request import HandoffId
 from tests.kv_transfer.nodes import Node, World, blocks, connect, handoff, layout, prompt_kv
@@ -41,21 +41,25 @@ def transfer(
     name: str,
     num_tokens: int,
     *,
+    start: int = 0,
     chunk: int = 64,
     ours: range = range(64),
     theirs: range = range(64),
 ) -> tuple[torch.Tensor, list[BlockId]]:
-    """Move one prompt in chunks, as a prefill does; returns its KV and where it should be."""
+    """Move one prompt from ``start`` on in chunks, as a prefill does.
+
+    Returns its whole KV and where it should be.
+    """
     kv = prompt_kv(sender.layout, num_tokens, seed=num_tokens)
     from_table = shuffled(ours)[: sender.layout.num_blocks_for(num_tokens)]
     to_table = shuffled(theirs)[: receiver.layout.num_blocks_for(num_tokens)]
-    receiver.expect(handoff(name), sender.peer_id, num_tokens, to_table)
+    receiver.expect(handoff(name), sender.peer_id, num_tokens, to_table, start=start)
     sender.write(kv, from_table)
-    for start in range(0, num_tokens, chunk):
-        stop = min(start + chunk, num_tokens)
+    for first in range(start, num_tokens, chunk):
+        stop = min(first + chunk, num_tokens)
         table = from_table[: sender.layout.num_blocks_for(stop)]
         sender.push(
-            handoff(name), receiver.peer_id, range(start, stop), table, last=stop == num_tokens
+            handoff(name), receiver.peer_id, range(first, stop), table, last=stop == num_tokens
         )
     return kv, to_table
 
@@ -78,6 +82,48 @@ def test_kv_arrives_bit_by_bit(world: World, shape: str) -> None:
         assert torch.equal(cache[others], old[others])
     assert not sender.leftover()
     assert not receiver.leftover()
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_blocks_that_the_receiver_has_are_neither_sent_nor_written(
+    world: World, shape: str
+) -> None:
+    sender, receiver = world.pair(*SHAPES[shape])
+    num_had = 70 // receiver.layout.block_size
+    start = num_had * receiver.layout.block_size
+    before = [cache.clone() for cache in receiver.caches]
+    kv, table = transfer(sender, receiver, "a", 149, start=start, chunk=48)
+    sent = sum(event.num_bytes for event in sender.wait(HandoffSent, handoff("a")))
+    received = sum(event.num_bytes for event in receiver.wait(HandoffReceived, handoff("a")))
+    assert receiver.holds(kv[:, :, :, start:], table[num_had:])
+    least = receiver.layout.token_bytes * receiver.layout.tp_size * (149 - start)
+    spare = receiver.layout.token_bytes * receiver.layout.tp_size * sender.layout.block_size
+    assert least <= sent == received < least + spare
+    others = [block for block in range(64) if block not in table[num_had:]]
+    for cache, old in zip(receiver.caches, before, strict=True):
+        assert torch.equal(cache[others], old[others])
+
+
+def test_pushes_that_begin_elsewhere_than_expected_fail_the_handoff(world: World) -> None:
+    sender, receiver = world.pair()
+    receiver.expect(handoff("a"), sender.peer_id, 48, blocks(3, 4, 5), start=32)
+    sender.push(handoff("a"), receiver.peer_id, range(16, 48), blocks(1, 2, 6))
+    assert "are expected" in receiver.wait(HandoffFailed, handoff("a"))[0].message
+    assert "are expected" in sender.wait(HandoffFailed, handoff("a"))[0].message
+    assert receiver.is_untouched(blocks(3, 4))
+
+
+@pytest.mark.parametrize("start", [-16, 8, 64])
+def test_a_start_within_a_piece_or_outside_the_prompt_is_refused(world: World, start: int) -> None:
+    sender, receiver = world.pair()
+    receiver.expect(handoff("a"), sender.peer_id, 48, blocks(3, 4, 5), start=start)
+    assert f"from {start} on" in receiver.wait(HandoffFailed, handoff("a"))[0].message
+
+
+def test_a_first_push_within_a_piece_is_refused(world: World) -> None:
+    sender, receiver = world.pair()
+    sender.push(handoff("a"), receiver.peer_id, range(8, 48), blocks(1, 2, 6))
+    assert "starts at token 8" in sender.wait(HandoffFailed, handoff("a"))[0].message
 
 
 @pytest.mark.parametrize("num_tokens", [1, 15, 16, 17, 160])

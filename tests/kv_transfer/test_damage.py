@@ -177,7 +177,11 @@ def forged(request: pytest.FixtureRequest) -> Iterator[tuple[Node, Forger]]:
 
 def expect(receiver: Node, forger: Forger, name: str = "a") -> None:
     expected = ExpectHandoff(
-        handoff=handoff(name), peer_id=forger.peer_id, num_tokens=NUM_TOKENS, blocks=THEIRS
+        handoff=handoff(name),
+        peer_id=forger.peer_id,
+        start=0,
+        num_tokens=NUM_TOKENS,
+        blocks=THEIRS,
     )
     receiver.tell(expected)
 
@@ -188,14 +192,14 @@ BOTH = range(2)
 @pytest.mark.parametrize(
     ("pieces", "heads", "num_bytes", "problem"),
     [
-        (range(4, 5), BOTH, 2 * CELL, "but 4 pieces of 2 heads are expected"),
-        (range(3, 5), BOTH, 4 * CELL, "but 4 pieces of 2 heads are expected"),
-        (range(0), BOTH, 0, "but 4 pieces of 2 heads are expected"),
-        (range(1), range(2, 3), CELL, "but 4 pieces of 2 heads are expected"),
-        (range(1), range(1, 3), 2 * CELL, "but 4 pieces of 2 heads are expected"),
+        (range(4, 5), BOTH, 2 * CELL, "but pieces range(0, 4) of 2 heads are expected"),
+        (range(3, 5), BOTH, 4 * CELL, "but pieces range(0, 4) of 2 heads are expected"),
+        (range(0), BOTH, 0, "but pieces range(0, 4) of 2 heads are expected"),
+        (range(1), range(2, 3), CELL, "but pieces range(0, 4) of 2 heads are expected"),
+        (range(1), range(1, 3), 2 * CELL, "but pieces range(0, 4) of 2 heads are expected"),
         (range(1), BOTH, 2 * CELL - 1, f"frame of {2 * CELL - 1} bytes where {2 * CELL}"),
         (range(1), BOTH, 4 * CELL, f"frame of {4 * CELL} bytes where {2 * CELL}"),
-        (range(2**31, 2**31 + 1), BOTH, 2 * CELL, "but 4 pieces of 2 heads are expected"),
+        (range(2**31, 2**31 + 1), BOTH, 2 * CELL, "but pieces range(0, 4) of 2 heads are expected"),
     ],
 )
 def test_a_frame_that_does_not_fit_what_is_expected_fails_the_handoff_and_writes_nothing(

@@ -19,7 +19,9 @@ from tests.fakes import FakeClock
 from tests.kv_transfer.nodes import LAYOUT, blocks, handoff
 from tests.kv_transfer.threadless import TIMEOUT_S, Rank, connected_pair, peer_of, settle
 
-EXPECT = ExpectHandoff(handoff=handoff("a"), peer_id="p", num_tokens=40, blocks=blocks(4, 5, 6))
+EXPECT = ExpectHandoff(
+    handoff=handoff("a"), peer_id="p", start=0, num_tokens=40, blocks=blocks(4, 5, 6)
+)
 PUSH = PushTokens(
     handoff=handoff("a"), peer_id="d", start=0, stop=40, blocks=blocks(1, 2, 3), last=True
 )
@@ -156,7 +158,7 @@ def test_an_unexpected_handoff_does_not_keep_others_from_the_link(
     sender.sender.push(PUSH)
     settle([sender, receiver])
     receiver.receiver.expect(
-        ExpectHandoff(handoff=handoff("b"), peer_id="p", num_tokens=16, blocks=blocks(7))
+        ExpectHandoff(handoff=handoff("b"), peer_id="p", start=0, num_tokens=16, blocks=blocks(7))
     )
     sender.sender.push(
         PushTokens(handoff=handoff("b"), peer_id="d", start=0, stop=16, blocks=blocks(8), last=True)

@@ -47,20 +47,28 @@ def computed(num_tokens: int, *, last: bool) -> TokensComputed:
 
 
 def test_pushes_end_on_the_unit_and_the_last_one_takes_the_rest() -> None:
-    sender = SenderHandoff(num_ranks=1, unit=8)
+    sender = SenderHandoff(num_ranks=1, unit=8, start=0)
     assert sender.on(computed(20, last=False)) == [Push(start=0, stop=16, last=False)]
     assert sender.on(computed(23, last=False)) == []
     assert sender.on(computed(37, last=True)) == [Push(start=16, stop=37, last=True)]
 
 
+def test_what_the_receiver_has_is_not_pushed() -> None:
+    sender = SenderHandoff(num_ranks=1, unit=8, start=16)
+    assert sender.on(computed(8, last=False)) == []
+    assert sender.on(computed(23, last=False)) == []
+    assert sender.on(computed(24, last=False)) == [Push(start=16, stop=24, last=False)]
+    assert sender.on(computed(37, last=True)) == [Push(start=24, stop=37, last=True)]
+
+
 def test_the_end_is_pushed_also_when_no_token_is_left_to_push() -> None:
-    sender = SenderHandoff(num_ranks=1, unit=8)
+    sender = SenderHandoff(num_ranks=1, unit=8, start=0)
     sender.on(computed(16, last=False))
     assert sender.on(computed(16, last=True)) == [Push(start=16, stop=16, last=True)]
 
 
 def test_blocks_are_free_when_the_last_rank_has_sent() -> None:
-    sender = SenderHandoff(num_ranks=2, unit=8)
+    sender = SenderHandoff(num_ranks=2, unit=8, start=0)
     sender.on(computed(8, last=True))
     assert sender.on(sent(1)) == []
     assert sender.on(sent(1)) == []
@@ -69,7 +77,7 @@ def test_blocks_are_free_when_the_last_rank_has_sent() -> None:
 
 
 def test_an_abort_cancels_and_waits_for_every_rank_and_reports_nothing() -> None:
-    sender = SenderHandoff(num_ranks=2, unit=8)
+    sender = SenderHandoff(num_ranks=2, unit=8, start=0)
     sender.on(computed(8, last=True))
     sender.on(sent(0))
     assert sender.on(Abort()) == [Cancel()]
@@ -79,7 +87,7 @@ def test_an_abort_cancels_and_waits_for_every_rank_and_reports_nothing() -> None
 
 
 @pytest.mark.parametrize(
-    "machine", [SenderHandoff(num_ranks=2, unit=4), ReceiverHandoff(num_ranks=2)]
+    "machine", [SenderHandoff(num_ranks=2, unit=4, start=0), ReceiverHandoff(num_ranks=2)]
 )
 def test_a_failure_is_reported_once_and_drained(machine: Any) -> None:
     assert machine.on(FAILED) == [Cancel(), Report(kind="checksum_error", message="bad bytes")]
@@ -90,7 +98,7 @@ def test_a_failure_is_reported_once_and_drained(machine: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "machine", [SenderHandoff(num_ranks=1, unit=4), ReceiverHandoff(num_ranks=1)]
+    "machine", [SenderHandoff(num_ranks=1, unit=4, start=0), ReceiverHandoff(num_ranks=1)]
 )
 def test_a_lost_peer_still_waits_for_the_own_ranks(machine: Any) -> None:
     gone = PeerGone(reason="connection reset")
@@ -129,16 +137,18 @@ class HandoffWorld(RuleBasedStateMachine):
 
     sending = True
 
-    @initialize(num_ranks=st.integers(1, 4), unit=st.sampled_from([1, 4]))
-    def start(self, num_ranks: int, unit: int) -> None:
+    @initialize(
+        num_ranks=st.integers(1, 4), unit=st.sampled_from([1, 4]), start=st.sampled_from([0, 0, 3])
+    )
+    def start(self, num_ranks: int, unit: int, start: int) -> None:
         self.unit = unit
         self.ranks = Ranks(num_ranks)
         self.machine: Any = (
-            SenderHandoff(num_ranks=num_ranks, unit=unit)
+            SenderHandoff(num_ranks=num_ranks, unit=unit, start=start * unit)
             if self.sending
             else ReceiverHandoff(num_ranks=num_ranks)
         )
-        self.computed = self.pushed = 0
+        self.computed, self.pushed = 0, start * unit
         self.complete = not self.sending
         self.wanted = True
         self.failed = False
@@ -168,7 +178,7 @@ class HandoffWorld(RuleBasedStateMachine):
     @rule(num_tokens=st.integers(1, 9), last=st.booleans())
     def compute(self, num_tokens: int, last: bool) -> None:
         self.computed += num_tokens
-        self.feed(computed(self.computed, last=last))
+        self.feed(computed(self.computed, last=last and self.computed >= self.pushed))
 
     @precondition(lambda self: self.complete)
     @rule(data=st.data())
@@ -244,13 +254,16 @@ TestReceiverUnderAnyInterleaving.settings = THOROUGH
 
 
 @given(
-    steps=st.lists(st.integers(1, 40), min_size=1, max_size=12), unit=st.sampled_from([1, 3, 16])
+    steps=st.lists(st.integers(1, 40), min_size=1, max_size=12),
+    unit=st.sampled_from([1, 3, 16]),
+    num_had=st.integers(0, 12),
 )
 def test_pushes_follow_each_other_without_gaps_to_the_prompts_end(
-    steps: list[int], unit: int
+    steps: list[int], unit: int, num_had: int
 ) -> None:
-    sender = SenderHandoff(num_ranks=1, unit=unit)
-    total, position = 0, 0
+    start = position = min(num_had, (sum(steps) - 1) // unit) * unit
+    sender = SenderHandoff(num_ranks=1, unit=unit, start=start)
+    total = 0
     for index, step in enumerate(steps):
         total += step
         for action in sender.on(computed(total, last=index == len(steps) - 1)):

@@ -65,10 +65,15 @@ class Moving:
     """One handoff as the test knows it."""
 
     value: float
+    start: int  # the receiver has what is before
     num_tokens: int
     out: Side
     num_pushed: int = 0
     into: Side | None = None
+
+    @property
+    def has_pushed(self) -> bool:
+        return self.num_pushed > self.start
 
 
 RARELY = st.sampled_from([*range(1, 13), 0])  # 0: now
@@ -132,15 +137,23 @@ class TwoNodes(RuleBasedStateMachine):
         for rank in self.nodes["p"]:
             rank.sender.connect(peer_of(self.nodes["d"]))
 
-    @rule(num_tokens=st.integers(1, 20), is_expected=st.booleans(), first_push=st.integers(0, 40))
-    def begin(self, num_tokens: int, is_expected: bool, first_push: int) -> None:
+    @rule(
+        num_tokens=st.integers(1, 20),
+        num_had=st.sampled_from([0, 0, 1, 2]),
+        is_expected=st.booleans(),
+        first_push=st.integers(0, 40),
+    )
+    def begin(self, num_tokens: int, num_had: int, is_expected: bool, first_push: int) -> None:
         layout = self.nodes["p"][0].layout
         if len(self.free["p"]) < layout.num_blocks_for(num_tokens):
             return
         self.num_handoffs += 1
         name = handoff(str(self.num_handoffs))
         out = self.allocate("p", num_tokens)
-        self.moving[name] = Moving(float(self.num_handoffs), num_tokens, out)
+        block_size = self.nodes["d"][0].layout.block_size
+        start = min(num_had, (num_tokens - 1) // block_size) * block_size
+        value = float(self.num_handoffs)
+        self.moving[name] = Moving(value, start, num_tokens, out, num_pushed=start)
         for rank in self.nodes["p"]:
             rank.cache[list(out.blocks)] = float(self.num_handoffs)
         if is_expected:
@@ -163,7 +176,11 @@ class TwoNodes(RuleBasedStateMachine):
             return
         moving.into = self.allocate("d", moving.num_tokens)
         expected = ExpectHandoff(
-            handoff=name, peer_id="p", num_tokens=moving.num_tokens, blocks=moving.into.blocks
+            handoff=name,
+            peer_id="p",
+            start=moving.start,
+            num_tokens=moving.num_tokens,
+            blocks=moving.into.blocks,
         )
         for rank in self.nodes["d"]:
             rank.receiver.expect(expected)
@@ -250,7 +267,7 @@ class TwoNodes(RuleBasedStateMachine):
         for rank in self.nodes["p"]:
             if self.take_events(rank, {name: m.out for name, m in self.moving.items()}):
                 self.is_broken = True
-                self.check_lost(rank, [m.out for m in self.moving.values() if m.num_pushed])
+                self.check_lost(rank, [m.out for m in self.moving.values() if m.has_pushed])
         for rank in self.nodes["d"]:
             expected = {name: m.into for name, m in self.moving.items() if m.into}
             if self.take_events(rank, expected):
@@ -289,7 +306,9 @@ class TwoNodes(RuleBasedStateMachine):
 
     def check_received(self, rank: Rank, side: Side, moving: Moving) -> None:
         got = rank.cache[list(side.blocks)].permute(1, 2, 3, 0, 4, 5).flatten(3, 4)
-        got = got[:, :, :, : moving.num_tokens]
+        had, got = got.split((moving.start, got.shape[3] - moving.start), dim=3)
+        got = got[:, :, :, : moving.num_tokens - moving.start]
+        assert torch.equal(had, torch.full_like(had, FREE))
         assert torch.equal(got, torch.full_like(got, moving.value))
 
     def give_back(self) -> None:

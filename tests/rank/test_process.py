@@ -167,6 +167,7 @@ async def test_a_prompt_prefilled_on_one_node_is_continued_on_another(tmp_path, 
             ExpectHandoff(
                 handoff=handoff,
                 peer_id="prefill-0",
+                start=0,
                 num_tokens=len(PROMPT),
                 blocks=blocks(20, 21, 22),
             )
