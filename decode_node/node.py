@@ -37,6 +37,7 @@ from pdserve.engine.sequence import Sequence
 from pdserve.rank.ranks import Ranks
 from pdserve.rank.readiness import Readiness
 from pdserve.rank.step_loop import run_steps
+from pdserve.rank.step_meter import StepMeter
 from pdserve.rpc import convert
 from pdserve.rpc.v1 import session_pb2
 
@@ -46,9 +47,12 @@ logger = logging.getLogger(__name__)
 class DecodeNode:
     """Owns all state of the node; every method runs in the node's event loop."""
 
-    def __init__(self, spec: NodeSpec, ranks: Ranks, clock: Clock) -> None:
+    def __init__(
+        self, spec: NodeSpec, ranks: Ranks, clock: Clock, meter: StepMeter | None = None
+    ) -> None:
         assert isinstance(spec.pool, DecodeConfig)
         self.spec = spec
+        self._meter = meter or StepMeter()
         self.readiness = Readiness()
         self._ranks = ranks
         self._clock = clock
@@ -167,6 +171,7 @@ class DecodeNode:
             depth=self.spec.depth,
             arrivals=self._arrivals,
             clock=self._clock,
+            meter=self._meter,
         )
         async for submitted_s in steps:
             self._tell(submitted_s)
@@ -190,12 +195,18 @@ class DecodeNode:
             block_size=ledger.block_size,
             running=self.scheduler.num_running,
             waiting=self.scheduler.num_waiting,
+            waiting_for_blocks=self.scheduler.num_waiting_for_blocks,
             queued_prefill_tokens=self.scheduler.num_queued_tokens,
             num_preemptions=self.scheduler.num_preemptions,
             kv_bytes_moved=self.legs.kv_bytes_moved,
             draining_blocks=ledger.num_draining_blocks,
             ranks=ranks,
             connected_prefill_nodes=self.legs.connected,
+            costs=convert.costs_to_proto(self._meter.costs()),
+            context_tokens=self.scheduler.num_context_tokens,
+            prefill_chunk=min(
+                self._limits.local_prefill_tokens, self._limits.max_num_batched_tokens
+            ),
         )
 
     # ---- the scheduler's events -------------------------------------------------------------

@@ -73,8 +73,17 @@ class DecodeScheduler:
         return len(self._waiting) + len(self._reserved)
 
     @property
+    def num_waiting_for_blocks(self) -> int:
+        return len(self._waiting)
+
+    @property
     def num_running(self) -> int:
         return len(self._running) + len(self._local)
+
+    @property
+    def num_context_tokens(self) -> int:
+        """Tokens that a step of all running sequences attends to."""
+        return sum(sequence.num_planned for sequence in self._running)
 
     @property
     def num_queued_tokens(self) -> int:

@@ -3,7 +3,12 @@
 from collections.abc import Iterable
 
 from pdserve.core.request import RequestKey
-from pdserve.rpc.convert import failure_from_proto, output_from_proto, timeline_from_proto
+from pdserve.rpc.convert import (
+    costs_from_proto,
+    failure_from_proto,
+    output_from_proto,
+    timeline_from_proto,
+)
 from pdserve.rpc.v1 import session_pb2
 from router.nodes import NodeState, RankPlace, StepNews
 
@@ -29,11 +34,15 @@ def state_of(status: session_pb2.NodeStatus) -> NodeState:
         block_size=status.block_size,
         running=status.running,
         waiting=status.waiting,
+        waiting_for_blocks=status.waiting_for_blocks,
         draining_blocks=status.draining_blocks,
         queued_prefill_tokens=status.queued_prefill_tokens,
         num_preemptions=status.num_preemptions,
         kv_bytes_moved=status.kv_bytes_moved,
         connected_prefill_nodes=tuple(status.connected_prefill_nodes),
+        context_tokens=status.context_tokens,
+        prefill_chunk=status.prefill_chunk,
+        costs=costs_from_proto(status.costs),
     )
 
 

@@ -1,7 +1,8 @@
 """What the router knows of one node, and the news that come from its session."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from pdserve.core.cost import NodeCosts
 from pdserve.core.errors import NodeLostError
 from pdserve.core.node import NodeAddress, Role
 from pdserve.core.request import RequestFailure, RequestKey, TokenOutput
@@ -28,11 +29,15 @@ class NodeState:
     block_size: int
     running: int
     waiting: int
+    waiting_for_blocks: int
     draining_blocks: int
     queued_prefill_tokens: int
     num_preemptions: int
     kv_bytes_moved: int
     connected_prefill_nodes: tuple[str, ...]
+    context_tokens: int = 0  # of what decodes there
+    prefill_chunk: int = 0  # prompt tokens of one step
+    costs: NodeCosts = field(default_factory=NodeCosts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

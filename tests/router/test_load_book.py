@@ -14,6 +14,7 @@ def view(name: str, role: Role, *, running: int = 0, queued: int = 0) -> NodeVie
         block_size=16,
         running=running,
         waiting=0,
+        waiting_for_blocks=0,
         draining_blocks=0,
         queued_prefill_tokens=queued,
         num_preemptions=0,

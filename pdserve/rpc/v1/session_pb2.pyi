@@ -206,7 +206,7 @@ class RankInfo(_message.Message):
     def __init__(self, rank: _Optional[int] = ..., pid: _Optional[int] = ..., host: _Optional[str] = ...) -> None: ...
 
 class NodeStatus(_message.Message):
-    __slots__ = ("node", "role", "ready", "reason", "total_blocks", "free_blocks", "block_size", "running", "waiting", "queued_prefill_tokens", "num_preemptions", "kv_bytes_moved", "draining_blocks", "ranks", "connected_prefill_nodes")
+    __slots__ = ("node", "role", "ready", "reason", "total_blocks", "free_blocks", "block_size", "running", "waiting", "queued_prefill_tokens", "num_preemptions", "kv_bytes_moved", "draining_blocks", "ranks", "connected_prefill_nodes", "waiting_for_blocks", "costs", "context_tokens", "prefill_chunk")
     NODE_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
@@ -222,6 +222,10 @@ class NodeStatus(_message.Message):
     DRAINING_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     RANKS_FIELD_NUMBER: _ClassVar[int]
     CONNECTED_PREFILL_NODES_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FOR_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    COSTS_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_CHUNK_FIELD_NUMBER: _ClassVar[int]
     node: str
     role: str
     ready: bool
@@ -237,7 +241,41 @@ class NodeStatus(_message.Message):
     draining_blocks: int
     ranks: _containers.RepeatedCompositeFieldContainer[RankInfo]
     connected_prefill_nodes: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, node: _Optional[str] = ..., role: _Optional[str] = ..., ready: _Optional[bool] = ..., reason: _Optional[str] = ..., total_blocks: _Optional[int] = ..., free_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., queued_prefill_tokens: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., kv_bytes_moved: _Optional[int] = ..., draining_blocks: _Optional[int] = ..., ranks: _Optional[_Iterable[_Union[RankInfo, _Mapping]]] = ..., connected_prefill_nodes: _Optional[_Iterable[str]] = ...) -> None: ...
+    waiting_for_blocks: int
+    costs: NodeCosts
+    context_tokens: int
+    prefill_chunk: int
+    def __init__(self, node: _Optional[str] = ..., role: _Optional[str] = ..., ready: _Optional[bool] = ..., reason: _Optional[str] = ..., total_blocks: _Optional[int] = ..., free_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., queued_prefill_tokens: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., kv_bytes_moved: _Optional[int] = ..., draining_blocks: _Optional[int] = ..., ranks: _Optional[_Iterable[_Union[RankInfo, _Mapping]]] = ..., connected_prefill_nodes: _Optional[_Iterable[str]] = ..., waiting_for_blocks: _Optional[int] = ..., costs: _Optional[_Union[NodeCosts, _Mapping]] = ..., context_tokens: _Optional[int] = ..., prefill_chunk: _Optional[int] = ...) -> None: ...
+
+class NodeCosts(_message.Message):
+    __slots__ = ("prefill", "decode", "link")
+    PREFILL_FIELD_NUMBER: _ClassVar[int]
+    DECODE_FIELD_NUMBER: _ClassVar[int]
+    LINK_FIELD_NUMBER: _ClassVar[int]
+    prefill: StepCost
+    decode: StepCost
+    link: LinkCost
+    def __init__(self, prefill: _Optional[_Union[StepCost, _Mapping]] = ..., decode: _Optional[_Union[StepCost, _Mapping]] = ..., link: _Optional[_Union[LinkCost, _Mapping]] = ...) -> None: ...
+
+class StepCost(_message.Message):
+    __slots__ = ("a", "b", "c")
+    A_FIELD_NUMBER: _ClassVar[int]
+    B_FIELD_NUMBER: _ClassVar[int]
+    C_FIELD_NUMBER: _ClassVar[int]
+    a: float
+    b: float
+    c: float
+    def __init__(self, a: _Optional[float] = ..., b: _Optional[float] = ..., c: _Optional[float] = ...) -> None: ...
+
+class LinkCost(_message.Message):
+    __slots__ = ("latency_s", "s_per_byte", "token_bytes")
+    LATENCY_S_FIELD_NUMBER: _ClassVar[int]
+    S_PER_BYTE_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_BYTES_FIELD_NUMBER: _ClassVar[int]
+    latency_s: float
+    s_per_byte: float
+    token_bytes: int
+    def __init__(self, latency_s: _Optional[float] = ..., s_per_byte: _Optional[float] = ..., token_bytes: _Optional[int] = ...) -> None: ...
 
 class WatchMessage(_message.Message):
     __slots__ = ("welcome", "status")
