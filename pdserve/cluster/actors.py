@@ -7,6 +7,7 @@ line neither. Errors cross as ``Failure``.
     FrontActor   methods run in threads; the node or router lives in a loop of its own
 """
 
+import asyncio
 import logging
 import os
 
@@ -23,7 +24,7 @@ from pdserve.core.plugin import load_plugin
 
 logger = logging.getLogger(__name__)
 
-CALL_THREADS = 4  # of a FrontActor: one waits in ``ended`` as long as it lives
+CALL_THREADS = 8  # of a FrontActor: some of its calls wait as long as it lives
 
 
 class RankActor:
@@ -70,6 +71,10 @@ class FrontActor:
     def set_nodes(self, nodes: tuple[NodeAddress, ...]) -> None:
         self._loop.run(self._started.set_nodes(nodes))
 
+    def alive(self) -> None:
+        """Answer as soon as the loop of what lives here turns."""
+        self._loop.run(_turn())
+
     def ended(self) -> Failure:
         """Wait until it cannot go on."""
         return self._loop.run(_failure(self._started))
@@ -81,6 +86,10 @@ class FrontActor:
     def _started(self) -> Front:
         assert self._front is not None, "start comes first"
         return self._front
+
+
+async def _turn() -> None:
+    await asyncio.sleep(0)
 
 
 async def _failure(front: Front) -> Failure:

@@ -41,15 +41,17 @@ async def start_front(incarnation: Incarnation) -> NodeFront:
     """Meet the ranks, which start meanwhile, and serve. Raises PdserveError."""
     plan, cluster = incarnation.plan, incarnation.site.cluster
     spec = cluster.node_spec(plan, incarnation.id, host_address(cluster.config.network))
+    silence_s = cluster.config.network.silence_s
     ranks = await start_ranks(
         run_dir=incarnation.make_run_dir(),
         tp_size=plan.pool.tensor_parallel_size,
         start_timeout_s=incarnation.start_timeout_s,
         step_timeout_s=incarnation.step_timeout_s,
+        silence_s=silence_s,
     )
     start = start_prefill_node if plan.role is Role.PREFILL else start_decode_node
     try:
-        node = await start(spec, ranks)
+        node = await start(spec, ranks, silence_s=silence_s)
     except BaseException:
         await ranks.close()
         raise

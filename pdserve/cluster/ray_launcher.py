@@ -15,6 +15,7 @@ from ray.util.placement_group import PlacementGroup
 from pdserve.cluster import placement
 from pdserve.cluster.actors import CALL_THREADS, FrontActor, RankActor
 from pdserve.cluster.front import RouterAddress
+from pdserve.cluster.front_pulse import silent
 from pdserve.cluster.incarnation import Incarnation, new_incarnation_id
 from pdserve.cluster.ray_processes import CONTROL_TIMEOUT_S, Process, ProcessGroup
 from pdserve.cluster.resolve import NodePlan
@@ -35,16 +36,28 @@ _FrontActor = ray.remote(FrontActor)
 class RayFront(Generic[Address]):
     """A node or the router that runs: ``Running``, and where it listens."""
 
-    def __init__(self, address: Address, front: Process, processes: ProcessGroup) -> None:
+    def __init__(
+        self, address: Address, front: Process, processes: ProcessGroup, silence_s: float
+    ) -> None:
         self.address = address
         self._front = front
         self._processes = processes
+        self._silence_s = silence_s
 
     async def set_nodes(self, nodes: tuple[NodeAddress, ...]) -> None:
         await self._front.control("set_nodes", nodes, timeout_s=CONTROL_TIMEOUT_S)
 
     async def ended(self) -> PdserveError:
-        return await self._processes.ended()
+        signs = [
+            asyncio.create_task(self._processes.ended()),
+            asyncio.create_task(silent(self._front, self._silence_s)),
+        ]
+        try:
+            done, _ = await asyncio.wait(signs, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for sign in signs:
+                sign.cancel()
+        return next(sign.result() for sign in signs if sign in done)
 
     async def close(self, grace_s: float) -> None:
         await self._processes.close(self._front, grace_s)
@@ -59,6 +72,8 @@ class RayLauncher:
     def __init__(self, site: Site, say: Callable[[str, str], None]) -> None:
         self._site = site
         self._say = say
+        # Making a node anew costs more than going on elsewhere, which others do after silence_s.
+        self._front_silence_s = 2 * site.cluster.config.network.silence_s
 
     async def start_node(self, plan: NodePlan) -> RayFront[NodeAddress]:
         incarnation = Incarnation(
@@ -75,7 +90,7 @@ class RayLauncher:
         for rank, process in enumerate(ranks):
             processes.watch(process, process.start_call("run", incarnation, rank))
         began_s = time.monotonic()
-        node = await _start(front, processes, "node", incarnation)
+        node = await self._start(front, processes, "node", incarnation)
         self._say(
             plan.name, f"{_describe(plan, node.address)} ({time.monotonic() - began_s:.1f} s)"
         )
@@ -83,10 +98,30 @@ class RayLauncher:
 
     async def start_router(self) -> RayFront[RouterAddress]:
         router = self._front("router", placement.router_options())
-        running = await _start(router, ProcessGroup([router], None), "router", self._site)
+        running = await self._start(router, ProcessGroup([router], None), "router", self._site)
         address = running.address
         self._say("router", f"HTTP http://{address.http}, gRPC {address.grpc}")
         return running
+
+    async def _start(
+        self, front: Process, processes: ProcessGroup, entry: str, order: object
+    ) -> RayFront[Any]:
+        """Start a front whose ranks start meanwhile; end them all if any of them fails."""
+        try:
+            await _wait_for_process(front)
+            async with asyncio.timeout(START_TIMEOUT_S):
+                address = await processes.answer_unless_ended(
+                    front, front.start_call("start", entry, order)
+                )
+        except BaseException as error:
+            await asyncio.shield(processes.kill())
+            if isinstance(error, TimeoutError):
+                raise NodeLostError(
+                    f"{front.name}: did not start in {START_TIMEOUT_S:g} s"
+                ) from error
+            raise
+        processes.watch(front, front.start_call("ended"))
+        return RayFront(address, front, processes, self._front_silence_s)
 
     def _front(self, name: str, options: dict[str, Any]) -> Process:
         actor = _FrontActor.options(max_concurrency=CALL_THREADS, **options).remote(
@@ -98,25 +133,6 @@ class RayLauncher:
         name = f"{plan.name}.rank-{rank}"
         options = placement.rank_options(group, plan, rank)
         return Process(name, _RankActor.options(**options).remote(self._site.log_folder, name))
-
-
-async def _start(
-    front: Process, processes: ProcessGroup, entry: str, order: object
-) -> RayFront[Any]:
-    """Start a front whose ranks start meanwhile; end them all if any of them fails."""
-    try:
-        await _wait_for_process(front)
-        async with asyncio.timeout(START_TIMEOUT_S):
-            address = await processes.answer_unless_ended(
-                front, front.start_call("start", entry, order)
-            )
-    except BaseException as error:
-        await asyncio.shield(processes.kill())
-        if isinstance(error, TimeoutError):
-            raise NodeLostError(f"{front.name}: did not start in {START_TIMEOUT_S:g} s") from error
-        raise
-    processes.watch(front, front.start_call("ended"))
-    return RayFront(address, front, processes)
 
 
 async def _wait_for_process(front: Process) -> None:

@@ -41,4 +41,4 @@ async def start_front(site: Site) -> RouterFront:
         max_model_len=cluster.max_model_len,
         prefill_configured=bool(config.prefill.replicas),
     )
-    return RouterFront(await start_router(spec))
+    return RouterFront(await start_router(spec, silence_s=config.network.silence_s))

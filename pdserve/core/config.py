@@ -14,6 +14,7 @@ from pdserve.core.errors import ConfigError
 from pdserve.core.kv_layout import DTYPE_BYTES
 
 FIRST_USER_PORT, LAST_PORT = 1024, 65535
+LEAST_SILENCE_S = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,8 +55,14 @@ class NetworkConfig:
     host: str = "127.0.0.1"  # address nodes bind and announce; on several hosts an interface's
     interface: str | None = None  # name of a network interface; its address replaces `host`
     port_range: tuple[int, int] | None = None  # inclusive; default: the system picks
+    silence_s: float = 5.0  # who says nothing for so long is dead: requests go on elsewhere
 
     def __post_init__(self) -> None:
+        if self.silence_s < LEAST_SILENCE_S:
+            raise ConfigError(
+                f"network.silence_s: got {self.silence_s:g}, allowed are {LEAST_SILENCE_S:g} and "
+                "more: each process says something every second"
+            )
         if self.port_range is not None:
             low, high = self.port_range
             if not FIRST_USER_PORT <= low <= high <= LAST_PORT:

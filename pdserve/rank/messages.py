@@ -1,4 +1,4 @@
-"""What a rank and its front say beside batches and KV commands: ready, failed, stop."""
+"""What a rank and its front say beside batches and KV commands: ready, alive, failed, stop."""
 
 from dataclasses import dataclass
 
@@ -14,6 +14,11 @@ class RankReady:
     num_blocks: int
     layout: KvLayout
     address: str
+
+
+@dataclass(frozen=True, slots=True)
+class Pulse:
+    """Rank to front, every second: the process runs, however long its step takes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

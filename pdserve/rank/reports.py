@@ -7,7 +7,7 @@ from contextlib import suppress
 from kv_transfer.commands import KvEvent
 from pdserve.core.errors import InternalError, PdserveError, RankError
 from pdserve.engine.batch import StepOutput
-from pdserve.rank.messages import RankFailed, RankReady
+from pdserve.rank.messages import Pulse, RankFailed, RankReady
 from pdserve.rank.ring import RingWriter
 from pdserve.rank.wire import encode
 
@@ -26,7 +26,7 @@ class Reports:
         self._lock = threading.Lock()  # a ring has one writer at a time
         self._failed = False
 
-    def send(self, message: StepOutput | KvEvent | RankReady | RankFailed) -> None:
+    def send(self, message: StepOutput | KvEvent | RankReady | Pulse | RankFailed) -> None:
         """Raises RingClosedError if the front is gone, RankError if it makes no space."""
         record = encode(message)
         with self._lock:

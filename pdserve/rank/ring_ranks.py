@@ -2,11 +2,12 @@
 
     steps  front ──> all ranks   batches, stop      read by each rank's main thread
     kv     front ──> all ranks   KV commands, stop  read by each rank's KV thread, past any step
-    out.r  rank r ──> front      ready, failed, KV events; rank 0: outputs
+    out.r  rank r ──> front      ready, pulse, failed, KV events; rank 0: outputs
 
-A rank's death shows on its pidfd and on its out-ring, at once; a hang shows as the oldest step's
-deadline. Owns the rings' files, which are unlinked as soon as all ranks have opened them, so that
-nothing stays behind however the front ends. Starting and killing processes is the caller's.
+A rank's death shows on its pidfd and on its out-ring, at once; a stopped process as silence on its
+out-ring; a step that hangs in a process that runs, as the oldest step's deadline. Owns the rings'
+files, which are unlinked as soon as all ranks have opened them, so that nothing stays behind
+however the front ends. Starting and killing processes is the caller's.
 """
 
 import asyncio
@@ -16,8 +17,9 @@ from pathlib import Path
 
 from kv_transfer.commands import KvCommand, KvEvent
 from pdserve.core.errors import RankError, RingClosedError
+from pdserve.core.silence import LOOK_S, Silence
 from pdserve.engine.batch import Batch, StepOutput
-from pdserve.rank.messages import RankFailed, Stop
+from pdserve.rank.messages import Pulse, RankFailed, Stop
 from pdserve.rank.outlet import Outlet
 from pdserve.rank.rank_link import RankLink, failure_of, meet_ranks
 from pdserve.rank.ranks import Arrivals, Step
@@ -31,10 +33,16 @@ STEPS_BYTES = 16 << 20  # a record of half of this holds a million tokens
 KV_BYTES = 1 << 20
 OUT_BYTES = 1 << 20
 CLOSE_TIMEOUT_S = 10.0
+RANK_SILENCE_S = 5.0
 
 
 async def start_ranks(
-    *, run_dir: Path, tp_size: int, start_timeout_s: float, step_timeout_s: float
+    *,
+    run_dir: Path,
+    tp_size: int,
+    start_timeout_s: float,
+    step_timeout_s: float,
+    silence_s: float = RANK_SILENCE_S,
 ) -> "RingRanks":
     """Make the rings in ``run_dir`` (which exists) and wait until all ranks are ready.
 
@@ -60,14 +68,20 @@ async def start_ranks(
     finally:
         for path in (*broadcasts, *outs):
             remove_ring(path)
-    return RingRanks(links, steps, kv, step_timeout_s=step_timeout_s)
+    return RingRanks(links, steps, kv, step_timeout_s=step_timeout_s, silence_s=silence_s)
 
 
 class RingRanks:
     """``Ranks`` over rings. Made by ``start_ranks``."""
 
     def __init__(
-        self, links: list[RankLink], steps: Outlet, kv: Outlet, *, step_timeout_s: float
+        self,
+        links: list[RankLink],
+        steps: Outlet,
+        kv: Outlet,
+        *,
+        step_timeout_s: float,
+        silence_s: float,
     ) -> None:
         self.num_blocks = min(link.ready.num_blocks for link in links)
         self.layout = links[0].ready.layout
@@ -79,7 +93,10 @@ class RingRanks:
         self._kv = kv
         self._closing = False
         loop = asyncio.get_running_loop()
-        self._flushing = [loop.create_task(self._flush(outlet)) for outlet in (steps, kv)]
+        self._silence_s = silence_s
+        self._silence = Silence(links, limit_s=silence_s, now_s=loop.time())
+        self._looking = loop.call_later(LOOK_S, self._look)
+        self._tasks = [loop.create_task(self._flush(outlet)) for outlet in (steps, kv)]
         for link in links:
             loop.add_reader(link.out.fileno(), self._on_news, link)
             loop.add_reader(link.pidfd, self._on_exit, link)
@@ -110,9 +127,10 @@ class RingRanks:
             for link in self._links:
                 link.let_go()
         await self._wait_for_ends()
-        for task in self._flushing:
+        self._looking.cancel()
+        for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._flushing, return_exceptions=True)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         self._arrivals.fail(RankError("the ranks are closed"))
         for link in self._links:
             self._unwatch(link)
@@ -141,6 +159,16 @@ class RingRanks:
         if not self._closing:
             self._arrivals.fail(RankError(f"a rank ended: {error}") if is_end else error)
 
+    def _look(self) -> None:
+        """Whoever said nothing for too long is stopped or as good as dead."""
+        loop = asyncio.get_running_loop()
+        self._looking = loop.call_later(LOOK_S, self._look)
+        for link in self._silence.look(loop.time()):
+            if not self._closing:
+                self._arrivals.fail(
+                    RankError(f"{link}: nothing heard for {self._silence_s:g} s: it is stopped")
+                )
+
     def _on_news(self, link: RankLink) -> None:
         try:
             for record in link.out.read_ready():
@@ -162,6 +190,9 @@ class RingRanks:
 
     def _receive(self, link: RankLink, record: bytes) -> None:
         message = decode(record)
+        self._silence.heard(link)
+        if isinstance(message, Pulse):
+            return
         if isinstance(message, StepOutput):
             self._arrivals.output(message)
         elif isinstance(message, KvEvent):

@@ -4,6 +4,7 @@
     outputs       queue ──> wait ──> out-ring (rank 0; the others only wait)
     kv-commands   kv ring ──> endpoint.handle
     kv-events     endpoint.events ──> out-ring
+    pulse         every second ──> out-ring: a long step is no death, a stopped process is
     front-watch   ends the rank when the front is gone
 
 Launching never waits for an output, so as many steps run ahead as the front has submitted. The
@@ -26,12 +27,14 @@ from pdserve.core.errors import RankError, RingClosedError
 from pdserve.engine.batch import Batch
 from pdserve.rank.front_watch import FrontWatch
 from pdserve.rank.lifeline import wait_for_front
-from pdserve.rank.messages import RankReady, Stop
+from pdserve.rank.messages import Pulse, RankReady, Stop
 from pdserve.rank.parts import Endpoint, PendingStep, RankParts, Runner
 from pdserve.rank.reports import Reports
 from pdserve.rank.ring import RingReader, RingWriter
 from pdserve.rank.run_dir import RunDir
 from pdserve.rank.wire import decode
+
+PULSE_S = 1.0
 
 logger = logging.getLogger(__name__)
 
@@ -103,10 +106,12 @@ def _threads(
     """Run the other threads; yields the queue of launched steps. They are done at the end."""
     launched: SimpleQueue[PendingStep | None] = SimpleQueue()
     events = cast("SimpleQueue[KvEvent | None]", parts.endpoint.events)
+    over = threading.Event()
     work: dict[str, Callable[[], None]] = {
         "outputs": partial(_report_outputs, launched, reports if rank == 0 else None),
         "kv-commands": partial(_handle_commands, kv, parts.endpoint),
         "kv-events": partial(_report_events, events, reports),
+        "pulse": partial(_report_pulse, over, reports),
     }
     threads = [
         threading.Thread(target=_run, args=(function, reports), name=name, daemon=True)
@@ -124,6 +129,7 @@ def _threads(
         launched.put(None)
         kv.interrupt()
         events.put(None)
+        over.set()
         for thread in threads:
             thread.join()
 
@@ -157,3 +163,8 @@ def _handle_commands(kv: RingReader, endpoint: Endpoint) -> None:
 def _report_events(events: SimpleQueue[KvEvent | None], reports: Reports) -> None:
     while (event := events.get()) is not None:
         reports.send(event)
+
+
+def _report_pulse(over: threading.Event, reports: Reports) -> None:
+    while not over.wait(PULSE_S):
+        reports.send(Pulse())

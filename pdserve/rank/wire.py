@@ -28,9 +28,9 @@ from pdserve.engine.batch import (
     StepOutput,
 )
 from pdserve.rank.codec import Codec, Cursor, codec_of, pack_floats, pack_ints
-from pdserve.rank.messages import RankFailed, RankReady, Stop
+from pdserve.rank.messages import Pulse, RankFailed, RankReady, Stop
 
-Message = Batch | StepOutput | KvCommand | KvEvent | RankReady | RankFailed | Stop
+Message = Batch | StepOutput | KvCommand | KvEvent | RankReady | Pulse | RankFailed | Stop
 
 T = TypeVar("T")
 
@@ -197,7 +197,7 @@ _CODECS: tuple[tuple[type, Codec], ...] = (
     ),
     *(
         (kind, codec_of(kind))
-        for kind in (*get_args(KvCommand), *get_args(KvEvent), RankReady, RankFailed, Stop)
+        for kind in (*get_args(KvCommand), *get_args(KvEvent), RankReady, Pulse, RankFailed, Stop)
     ),
 )
 _SIGNATURES = [zlib.crc32(codec.signature.encode()) & 0xFFFF for _, codec in _CODECS]

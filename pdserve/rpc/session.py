@@ -15,7 +15,7 @@ from pdserve.core.errors import NodeLostError
 
 PROTOCOL_VERSION = 1
 HEARTBEAT_S = 1.0
-DEFAULT_SILENCE_S = 30.0
+DEFAULT_SILENCE_S = 5.0
 MAX_MESSAGE_BYTES = 64 << 20
 
 # Sessions live for days beside bursts of work: gRPC's own keepalive stays off (under five minutes

@@ -28,11 +28,12 @@ def wait_until_gone(pids: dict[int, str], timeout_s: float) -> dict[int, str]:
 
 def listener(pids: Iterable[int], port: int) -> int:
     """The one of ``pids`` that listens on a TCP port."""
-    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    tables = [Path("/proc/net/tcp"), Path("/proc/net/tcp6")]  # gRPC's sockets are of the latter
+    rows = [line.split() for table in tables for line in table.read_text().splitlines()[1:]]
     inodes = {
         f"socket:[{row[9]}]"
         for row in rows
-        if int(row[1].split(":")[1], 16) == port and row[3] == LISTENING
+        if int(row[1].rpartition(":")[2], 16) == port and row[3] == LISTENING
     }
     for pid in pids:
         for fd in Path(f"/proc/{pid}/fd").iterdir():

@@ -34,6 +34,7 @@ BAD_VALUES = [
     ("model", "load_format", "dumy", "auto, dummy; did you mean dummy?"),
     ("model", "max_model_len", 1, "2 and more"),
     ("model", "served_name", "", "clients need a name"),
+    ("network", "silence_s", 1.5, "2 and more"),
     ("network", "port_range", [2000, 1999], "ascending pair in 1024..65535"),
     ("network", "port_range", [80, 90], "ascending pair in 1024..65535"),
     ("network", "port_range", [1024, 65536], "ascending pair in 1024..65535"),

@@ -17,7 +17,7 @@ from pdserve.engine.batch import (
     Sampled,
     StepOutput,
 )
-from pdserve.rank.messages import RankFailed, RankReady, Stop
+from pdserve.rank.messages import Pulse, RankFailed, RankReady, Stop
 
 integers = st.integers(-(2**63), 2**63 - 1)
 ids = st.integers(0, 2**40)
@@ -109,6 +109,6 @@ def _message(kind: type) -> st.SearchStrategy[object]:
 
 
 rare = st.one_of(
-    *map(_message, (*get_args(KvCommand), *get_args(KvEvent), RankReady, RankFailed, Stop))
+    *map(_message, (*get_args(KvCommand), *get_args(KvEvent), RankReady, Pulse, RankFailed, Stop))
 )
 messages = batches | outputs | rare

@@ -49,10 +49,14 @@ def start_children(tmp_path: Path) -> Iterator[StartChildren]:
 
 @asynccontextmanager
 async def running(
-    tmp_path: Path, tp_size: int, *, step_timeout_s: float = 20
+    tmp_path: Path, tp_size: int, *, step_timeout_s: float = 20, silence_s: float = 20
 ) -> AsyncIterator[RingRanks]:
     ranks = await start_ranks(
-        run_dir=tmp_path, tp_size=tp_size, start_timeout_s=20, step_timeout_s=step_timeout_s
+        run_dir=tmp_path,
+        tp_size=tp_size,
+        start_timeout_s=20,
+        step_timeout_s=step_timeout_s,
+        silence_s=silence_s,
     )
     try:
         yield ranks
@@ -208,13 +212,30 @@ async def test_noise_from_a_rank_is_an_error(tmp_path, start_children):
         children[0].kill()
 
 
-async def test_a_stopped_rank_is_noticed_by_the_steps_deadline(tmp_path, start_children):
-    children = start_children("good")
+async def test_a_step_that_hangs_is_noticed_by_its_deadline(tmp_path, start_children):
+    children = start_children("hang")
     async with running(tmp_path, 1, step_timeout_s=0.3) as ranks:
+        ranks.submit(batch(BAD_STEP))
+        await within(2, f"step {BAD_STEP}: no output within 0.3 s", ranks)
+        children[0].kill()
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+async def test_a_stopped_rank_is_noticed_by_its_silence(tmp_path, start_children, victim):
+    children = start_children("good", "good")
+    async with running(tmp_path, 2, silence_s=2.5) as ranks:
         await ranks.submit(batch(0)).output()
-        children[0].send_signal(signal.SIGSTOP)
-        ranks.submit(batch(1))
-        await within(2, "step 1: no output within 0.3 s", ranks)
+        children[victim].send_signal(signal.SIGSTOP)
+        await within(6, f"rank {victim} (pid {children[victim].pid}): nothing heard", ranks)
+        children[victim].kill()
+
+
+async def test_a_long_step_is_no_silence(tmp_path, start_children):
+    children = start_children("hang")
+    async with running(tmp_path, 1, silence_s=2.5) as ranks:
+        ranks.submit(batch(BAD_STEP))
+        await asyncio.wait((ranks.failed,), timeout=4)
+        assert not ranks.failed.done()
         children[0].kill()
 
 

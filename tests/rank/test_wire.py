@@ -14,7 +14,7 @@ from pdserve.core.kv_layout import BlockId
 from pdserve.core.request import SamplingParams, TokenLogprobs
 from pdserve.engine.batch import Batch, BlockCopy, Carried, Chunk, Joined, Sampled, Slot, StepOutput
 from pdserve.rank.codec import Cursor, codec_of
-from pdserve.rank.messages import RankFailed, RankReady, Stop
+from pdserve.rank.messages import Pulse, RankFailed, RankReady, Stop
 from pdserve.rank.wire import decode, encode
 from tests.rank.messages import batches, messages, outputs, rare
 
@@ -133,7 +133,7 @@ def test_a_record_of_other_code_is_refused():
 
 def test_two_types_with_the_same_fields_have_different_signatures():
     records = [encode(message) for message in (RankFailed(rank=0, kind="", message=""), Stop())]
-    kinds = (*get_args(KvCommand), *get_args(KvEvent), RankReady, RankFailed, Stop)
+    kinds = (*get_args(KvCommand), *get_args(KvEvent), RankReady, Pulse, RankFailed, Stop)
     assert all(is_dataclass(kind) for kind in kinds)
     assert len({codec_of(kind).signature for kind in kinds}) == len(kinds)
     assert len({record[:3] for record in records}) == len(records)
