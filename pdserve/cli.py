@@ -32,6 +32,8 @@ COMMANDS = {
     "models fetch": Command("pdserve.models.fetch_command", "download a model known by name"),
     "models list": Command("pdserve.models.list_command", "the models known by name"),
     "bench engine": Command("pdserve.bench.engine", "latency of prefill and decode steps"),
+    "bench serve": Command("pdserve.bench.serve", "latency and goodput of a running server"),
+    "bench overload": Command("pdserve.bench.overload", "capacity of a running server, and beyond"),
     "version": Command("pdserve.cluster.version", "print the version"),
 }
 GROUPS = {"models": "models that can be fetched by name", "bench": "measurements"}

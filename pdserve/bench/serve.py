@@ -1,0 +1,161 @@
+"""``pdserve bench serve``: latency, throughput and goodput of a running OpenAI-compatible server.
+
+The options and the names of the results are those of `vllm bench serve`, so figures of other
+servers can stand beside ours. Prompts are random tokens, each request's its own; outputs have
+exactly the length asked for. Goodput counts requests within every limit of ``--goodput``.
+"""
+
+import argparse
+import asyncio
+import json
+import sys
+from pathlib import Path
+
+import httpx
+
+from pdserve.bench.load import Target, run_load
+from pdserve.bench.report import by_prompt_len, parse_limits, report
+from pdserve.bench.workload import Arrival, at_rate, cut, random_workload, read_trace
+from pdserve.core.errors import ConfigError
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+LOOKUP_TIMEOUT_S = 10.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of ``pdserve bench serve``."""
+    add_target_arguments(parser)
+    add_workload_arguments(parser)
+    parser.add_argument(
+        "--request-rate", type=_rate, default=float("inf"), help="requests/s; default: all at once"
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
+
+
+def add_target_arguments(parser: argparse.ArgumentParser) -> None:
+    """Which server, and what counts as good."""
+    parser.add_argument("--base-url", default=DEFAULT_URL)
+    parser.add_argument("--model", help="default: the first that the server lists")
+    parser.add_argument("--vocab-size", type=_count, default=10_000, help="prompts' tokens, below")
+    parser.add_argument("--max-concurrency", type=_count, help="requests on their way at once")
+    parser.add_argument(
+        "--goodput", nargs="*", default=[], metavar="NAME:MS", help="ttft:200 tpot:50 e2el:5000"
+    )
+    parser.add_argument("--seed", type=int, default=0)
+
+
+def add_workload_arguments(parser: argparse.ArgumentParser) -> None:
+    """What is asked."""
+    parser.add_argument("--dataset-name", choices=("random", "trace"), default="random")
+    parser.add_argument(
+        "--dataset-path", type=Path, help="of a trace: Azure's CSV, Mooncake's JSON"
+    )
+    parser.add_argument("--num-prompts", type=_count, default=100)
+    parser.add_argument("--random-input-len", type=_bounds, default=(128, 128), metavar="N[:N]")
+    parser.add_argument("--random-output-len", type=_bounds, default=(64, 64), metavar="N[:N]")
+    parser.add_argument("--burstiness", type=_rate, default=1.0, help="1: Poisson; less: burstier")
+    parser.add_argument(
+        "--max-input-len", type=_count, default=4096, help="a trace's are cut to it"
+    )
+    parser.add_argument("--max-output-len", type=_count, default=1024)
+    parser.add_argument(
+        "--classes", type=_classes, default=(), metavar="N,…", help="report by prompt length too"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure and print. Exit status 1 where no request was answered."""
+    limits = parse_limits(args.goodput)
+    target = target_of(args)
+    outcomes = asyncio.run(run_load(target, workload_of(args, args.request_rate)))
+    results = report(outcomes, limits)
+    if args.classes:
+        results["by_prompt_len"] = by_prompt_len(
+            outcomes, args.classes, lambda part: report(part, limits)
+        )
+    sys.stdout.write((json.dumps(results) if args.json else table(results)) + "\n")
+    return 0 if results["completed"] else 1
+
+
+def target_of(args: argparse.Namespace) -> Target:
+    """Asks the server for its model's name where none was given. Raises ConfigError."""
+    url = args.base_url if "://" in args.base_url else f"http://{args.base_url}"
+    return Target(
+        url=url,
+        model=args.model or _first_model(url),
+        vocab_size=args.vocab_size,
+        seed=args.seed,
+        max_concurrency=args.max_concurrency,
+    )
+
+
+def workload_of(args: argparse.Namespace, rate: float) -> list[Arrival]:
+    """``--num-prompts`` requests at that mean rate."""
+    if args.dataset_name == "random":
+        return random_workload(
+            num_requests=args.num_prompts,
+            prompt_lens=args.random_input_len,
+            output_lens=args.random_output_len,
+            rate=rate,
+            burstiness=args.burstiness,
+            seed=args.seed,
+        )
+    if args.dataset_path is None:
+        raise ConfigError("--dataset-path: a trace needs its file")
+    rows = read_trace(args.dataset_path)[: args.num_prompts]
+    rows = cut(rows, max_prompt_len=args.max_input_len, max_output_len=args.max_output_len)
+    return rows if rate == float("inf") else at_rate(rows, rate)
+
+
+def table(results: dict[str, object]) -> str:
+    """One line for each figure."""
+    lines = []
+    for name, value in results.items():
+        if isinstance(value, dict) and name == "by_prompt_len":
+            for bounds, part in value.items():
+                lines.append(f"prompts of {bounds} tokens")
+                lines += [f"  {line}" for line in table(part).splitlines()]
+        else:
+            text = f"{value:.2f}" if isinstance(value, float) else str(value)
+            lines.append(f"{name:24}{text:>14}")
+    return "\n".join(lines)
+
+
+def _first_model(url: str) -> str:
+    try:
+        reply = httpx.get(f"{url}/v1/models", timeout=LOOKUP_TIMEOUT_S, trust_env=False)
+        return str(reply.raise_for_status().json()["data"][0]["id"])
+    except (httpx.HTTPError, ValueError, LookupError) as error:
+        raise ConfigError(f"--base-url: {url} does not list its models: {error}") from error
+
+
+def _count(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
+    return int(text)
+
+
+def _rate(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not value > 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
+    return value
+
+
+def _bounds(text: str) -> tuple[int, int]:
+    """``"128"`` or ``"100:200"``."""
+    low, _, high = text.partition(":")
+    bounds = _count(low), _count(high or low)
+    if bounds[0] > bounds[1]:
+        raise argparse.ArgumentTypeError(f"{text!r} does not ascend")
+    return bounds
+
+
+def _classes(text: str) -> tuple[int, ...]:
+    bounds = tuple(_count(part) for part in text.split(","))
+    if sorted(set(bounds)) != list(bounds):
+        raise argparse.ArgumentTypeError(f"{text!r} does not ascend")
+    return bounds
