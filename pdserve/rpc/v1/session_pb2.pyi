@@ -58,7 +58,7 @@ class Route(_message.Message):
     def __init__(self, decode_node: _Optional[str] = ..., prefill_nodes: _Optional[_Iterable[str]] = ..., local_allowed: _Optional[bool] = ...) -> None: ...
 
 class NodeRequest(_message.Message):
-    __slots__ = ("request_id", "attempt", "token_ids", "prompt_len", "choices", "sampling", "route")
+    __slots__ = ("request_id", "attempt", "token_ids", "prompt_len", "choices", "sampling", "route", "cache_salt")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -66,6 +66,7 @@ class NodeRequest(_message.Message):
     CHOICES_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     ROUTE_FIELD_NUMBER: _ClassVar[int]
+    CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     attempt: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -73,7 +74,8 @@ class NodeRequest(_message.Message):
     choices: _containers.RepeatedScalarFieldContainer[int]
     sampling: NodeSampling
     route: Route
-    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., prompt_len: _Optional[int] = ..., choices: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[NodeSampling, _Mapping]] = ..., route: _Optional[_Union[Route, _Mapping]] = ...) -> None: ...
+    cache_salt: bytes
+    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., prompt_len: _Optional[int] = ..., choices: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[NodeSampling, _Mapping]] = ..., route: _Optional[_Union[Route, _Mapping]] = ..., cache_salt: _Optional[bytes] = ...) -> None: ...
 
 class NodeSampling(_message.Message):
     __slots__ = ("max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias_ids", "logit_bias_values", "seed", "stop_token_ids", "ignore_eos", "logprobs")
@@ -206,7 +208,7 @@ class RankInfo(_message.Message):
     def __init__(self, rank: _Optional[int] = ..., pid: _Optional[int] = ..., host: _Optional[str] = ...) -> None: ...
 
 class NodeStatus(_message.Message):
-    __slots__ = ("node", "role", "ready", "reason", "total_blocks", "free_blocks", "block_size", "running", "waiting", "queued_prefill_tokens", "num_preemptions", "kv_bytes_moved", "draining_blocks", "ranks", "connected_prefill_nodes", "waiting_for_blocks", "costs", "context_tokens", "prefill_chunk")
+    __slots__ = ("node", "role", "ready", "reason", "total_blocks", "free_blocks", "block_size", "running", "waiting", "queued_prefill_tokens", "num_preemptions", "kv_bytes_moved", "draining_blocks", "ranks", "connected_prefill_nodes", "waiting_for_blocks", "costs", "context_tokens", "prefill_chunk", "prefix_cache_queries", "prefix_cache_hits")
     NODE_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
@@ -226,6 +228,8 @@ class NodeStatus(_message.Message):
     COSTS_FIELD_NUMBER: _ClassVar[int]
     CONTEXT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PREFILL_CHUNK_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_CACHE_QUERIES_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_CACHE_HITS_FIELD_NUMBER: _ClassVar[int]
     node: str
     role: str
     ready: bool
@@ -245,7 +249,9 @@ class NodeStatus(_message.Message):
     costs: NodeCosts
     context_tokens: int
     prefill_chunk: int
-    def __init__(self, node: _Optional[str] = ..., role: _Optional[str] = ..., ready: _Optional[bool] = ..., reason: _Optional[str] = ..., total_blocks: _Optional[int] = ..., free_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., queued_prefill_tokens: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., kv_bytes_moved: _Optional[int] = ..., draining_blocks: _Optional[int] = ..., ranks: _Optional[_Iterable[_Union[RankInfo, _Mapping]]] = ..., connected_prefill_nodes: _Optional[_Iterable[str]] = ..., waiting_for_blocks: _Optional[int] = ..., costs: _Optional[_Union[NodeCosts, _Mapping]] = ..., context_tokens: _Optional[int] = ..., prefill_chunk: _Optional[int] = ...) -> None: ...
+    prefix_cache_queries: int
+    prefix_cache_hits: int
+    def __init__(self, node: _Optional[str] = ..., role: _Optional[str] = ..., ready: _Optional[bool] = ..., reason: _Optional[str] = ..., total_blocks: _Optional[int] = ..., free_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., queued_prefill_tokens: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., kv_bytes_moved: _Optional[int] = ..., draining_blocks: _Optional[int] = ..., ranks: _Optional[_Iterable[_Union[RankInfo, _Mapping]]] = ..., connected_prefill_nodes: _Optional[_Iterable[str]] = ..., waiting_for_blocks: _Optional[int] = ..., costs: _Optional[_Union[NodeCosts, _Mapping]] = ..., context_tokens: _Optional[int] = ..., prefill_chunk: _Optional[int] = ..., prefix_cache_queries: _Optional[int] = ..., prefix_cache_hits: _Optional[int] = ...) -> None: ...
 
 class NodeCosts(_message.Message):
     __slots__ = ("prefill", "decode", "link")
@@ -354,18 +360,22 @@ class HandoffKey(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., leg: _Optional[int] = ...) -> None: ...
 
 class PrefillTask(_message.Message):
-    __slots__ = ("handoff", "token_ids", "prompt_len", "choices", "sampling")
+    __slots__ = ("handoff", "token_ids", "prompt_len", "choices", "sampling", "start", "cache_salt")
     HANDOFF_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LEN_FIELD_NUMBER: _ClassVar[int]
     CHOICES_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     handoff: HandoffKey
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     prompt_len: int
     choices: _containers.RepeatedScalarFieldContainer[int]
     sampling: NodeSampling
-    def __init__(self, handoff: _Optional[_Union[HandoffKey, _Mapping]] = ..., token_ids: _Optional[_Iterable[int]] = ..., prompt_len: _Optional[int] = ..., choices: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[NodeSampling, _Mapping]] = ...) -> None: ...
+    start: int
+    cache_salt: bytes
+    def __init__(self, handoff: _Optional[_Union[HandoffKey, _Mapping]] = ..., token_ids: _Optional[_Iterable[int]] = ..., prompt_len: _Optional[int] = ..., choices: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[NodeSampling, _Mapping]] = ..., start: _Optional[int] = ..., cache_salt: _Optional[bytes] = ...) -> None: ...
 
 class PrefillOutputs(_message.Message):
     __slots__ = ("first_tokens", "failures")
@@ -376,18 +386,20 @@ class PrefillOutputs(_message.Message):
     def __init__(self, first_tokens: _Optional[_Iterable[_Union[FirstTokens, _Mapping]]] = ..., failures: _Optional[_Iterable[_Union[PrefillFailure, _Mapping]]] = ...) -> None: ...
 
 class FirstTokens(_message.Message):
-    __slots__ = ("handoff", "token_ids", "logprobs", "queue_s", "prefill_s")
+    __slots__ = ("handoff", "token_ids", "logprobs", "queue_s", "prefill_s", "cached_tokens")
     HANDOFF_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     QUEUE_S_FIELD_NUMBER: _ClassVar[int]
     PREFILL_S_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     handoff: HandoffKey
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprobs]
     queue_s: float
     prefill_s: float
-    def __init__(self, handoff: _Optional[_Union[HandoffKey, _Mapping]] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., queue_s: _Optional[float] = ..., prefill_s: _Optional[float] = ...) -> None: ...
+    cached_tokens: int
+    def __init__(self, handoff: _Optional[_Union[HandoffKey, _Mapping]] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., queue_s: _Optional[float] = ..., prefill_s: _Optional[float] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
 
 class PrefillFailure(_message.Message):
     __slots__ = ("handoff", "kind", "message")
