@@ -17,6 +17,7 @@ from pdserve.core.request import RequestKey
 from pdserve.rank.handshake import check_hello, make_record
 from pdserve.rank.ranks import Ranks
 from pdserve.rank.running_node import STATUS_PERIOD_S, RunningNode, make_welcome, start_server
+from pdserve.rank.step_meter import StepMeter
 from pdserve.rpc.session import DEFAULT_SILENCE_S, Outbox, listen
 from pdserve.rpc.v1 import session_pb2, session_pb2_grpc
 
@@ -67,12 +68,14 @@ async def start_decode_node(
     clock: Clock | None = None,
     *,
     silence_s: float = DEFAULT_SILENCE_S,
+    meter: StepMeter | None = None,
 ) -> RunningDecodeNode:
     """Start serving with ranks that are ready. Raises ConfigError if no port is free.
 
-    Who says nothing for ``silence_s``, a router or a prefill node, is taken for dead.
+    Who says nothing for ``silence_s``, a router or a prefill node, is taken for dead. ``meter``
+    knows what was measured before.
     """
-    node = DecodeNode(spec, ranks, clock or MonotonicClock())
+    node = DecodeNode(spec, ranks, clock or MonotonicClock(), meter)
     servicer = _Servicer(node, ranks, silence_s)
 
     def register(server: grpc.aio.Server) -> None:

@@ -37,9 +37,11 @@ from pdserve.rank.intake import check_work, end_token_ids
 from pdserve.rank.ranks import Ranks
 from pdserve.rank.readiness import Readiness
 from pdserve.rank.step_loop import run_steps
+from pdserve.rank.step_meter import StepMeter
 from pdserve.rpc import convert
 from pdserve.rpc.session import Outbox
 from pdserve.rpc.v1 import session_pb2
+from prefill_node.link_meter import LinkMeter
 from prefill_node.scheduler import PrefillScheduler, TokensComputed
 from prefill_node.sessions import DecodeSession
 
@@ -60,9 +62,17 @@ class _Prefill:
 class PrefillNode:
     """Owns all state of the node; every method runs in the node's event loop."""
 
-    def __init__(self, spec: NodeSpec, ranks: Ranks, clock: Clock) -> None:
+    def __init__(
+        self, spec: NodeSpec, ranks: Ranks, clock: Clock, meter: StepMeter | None = None
+    ) -> None:
         assert isinstance(spec.pool, PrefillConfig)
         self.spec = spec
+        self._chunk_len = spec.pool.max_num_batched_tokens
+        self._meter = meter or StepMeter()
+        self._link_meter = LinkMeter(
+            token_bytes=ranks.layout.token_bytes * ranks.layout.tp_size,
+            num_ranks=ranks.layout.tp_size,
+        )
         self.readiness = Readiness()
         self._ranks = ranks
         self._clock = clock
@@ -159,6 +169,7 @@ class PrefillNode:
             depth=self.spec.depth,
             arrivals=self._arrivals,
             clock=self._clock,
+            meter=self._meter,
         )
         async for _ in steps:
             self._note_planned()
@@ -192,6 +203,8 @@ class PrefillNode:
             kv_bytes_moved=self._kv_bytes_moved,
             draining_blocks=ledger.num_draining_blocks,
             ranks=ranks,
+            costs=convert.costs_to_proto(self._meter.costs(self._link_meter.cost())),
+            prefill_chunk=self._chunk_len,
         )
 
     # ---- begin of a prefill -----------------------------------------------------------------
@@ -264,6 +277,7 @@ class PrefillNode:
                     self.disconnect(session, f"KV link: {reason}")
             case HandoffSent(handoff=handoff, num_bytes=num_bytes):
                 self._kv_bytes_moved += num_bytes
+                self._link_meter.sent(handoff, num_bytes, self._clock.now_s())
                 self._on_handoff(handoff, handoffs.RankSent(rank=rank, num_bytes=num_bytes))
             case HandoffFailed(handoff=handoff, kind=kind, message=message):
                 failed = handoffs.RankFailed(rank=rank, kind=kind, message=message)
@@ -304,6 +318,8 @@ class PrefillNode:
                     self._free(prefill)
 
     def _push(self, prefill: _Prefill, start: int, stop: int, last: bool) -> None:
+        now_s = self._clock.now_s()
+        self._link_meter.pushed(prefill.handoff, stop - start, now_s, last=last)
         self._ranks.kv(
             PushTokens(
                 handoff=prefill.handoff,
@@ -316,6 +332,7 @@ class PrefillNode:
         )
 
     def _free(self, prefill: _Prefill) -> None:
+        self._link_meter.ended(prefill.handoff)
         del self._prefills[prefill.handoff]
         del self._by_sequence[prefill.sequence]
         self.scheduler.release(prefill.sequence)

@@ -14,6 +14,7 @@ from pdserve.core.node import NodeSpec
 from pdserve.rank.handshake import check_hello, check_record, make_record
 from pdserve.rank.ranks import Ranks
 from pdserve.rank.running_node import STATUS_PERIOD_S, RunningNode, make_welcome, start_server
+from pdserve.rank.step_meter import StepMeter
 from pdserve.rpc import convert
 from pdserve.rpc.session import DEFAULT_SILENCE_S, Outbox, listen
 from pdserve.rpc.v1 import session_pb2, session_pb2_grpc
@@ -29,12 +30,14 @@ async def start_prefill_node(
     clock: Clock | None = None,
     *,
     silence_s: float = DEFAULT_SILENCE_S,
+    meter: StepMeter | None = None,
 ) -> RunningNode:
     """Start serving with ranks that are ready. Raises ConfigError if no port is free.
 
-    A decode node that says nothing for ``silence_s`` is taken for dead.
+    A decode node that says nothing for ``silence_s`` is taken for dead. ``meter`` knows what
+    was measured before.
     """
-    node = PrefillNode(spec, ranks, clock or MonotonicClock())
+    node = PrefillNode(spec, ranks, clock or MonotonicClock(), meter)
     servicer = _Servicer(node, ranks, silence_s)
 
     def register(server: grpc.aio.Server) -> None:

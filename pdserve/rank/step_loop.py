@@ -8,6 +8,7 @@ from typing import Protocol
 from pdserve.core.clock import Clock
 from pdserve.engine.batch import Batch, StepOutput
 from pdserve.rank.ranks import Ranks, Step
+from pdserve.rank.step_meter import StepMeter
 
 
 class Scheduler(Protocol):
@@ -19,15 +20,23 @@ class Scheduler(Protocol):
 
 
 async def run_steps(
-    scheduler: Scheduler, ranks: Ranks, *, depth: int, arrivals: asyncio.Event, clock: Clock
+    scheduler: Scheduler,
+    ranks: Ranks,
+    *,
+    depth: int,
+    arrivals: asyncio.Event,
+    clock: Clock,
+    meter: StepMeter,
 ) -> AsyncIterator[float | None]:
     """Run steps for ever; pause for the owner after each plan and after each result.
 
     Yields None after planning and, after a result, when that step was submitted (seconds of
     ``clock``). The owner acts on the scheduler's events at each pause and sets ``arrivals``
-    whenever there may be something new to plan. Raises RankError when the ranks are lost.
+    whenever there may be something new to plan. ``meter`` is told what each step took, from the end
+    of the one before it unless the loop paused. Raises RankError when the ranks are lost.
     """
     in_flight: deque[tuple[Step, float]] = deque()
+    ended_s: float | None = None  # when the step before ended; None: the loop paused since
     while True:
         arrivals.clear()
         while len(in_flight) < depth and (batch := scheduler.next_batch()):
@@ -35,7 +44,11 @@ async def run_steps(
         yield None
         if not in_flight:
             await arrivals.wait()
+            ended_s = None
             continue
         step, submitted_s = in_flight.popleft()
-        scheduler.apply(step.batch, await step.output())
+        output = await step.output()
+        began_s, ended_s = submitted_s if ended_s is None else ended_s, clock.now_s()
+        meter.observe(step.batch, ended_s - began_s)
+        scheduler.apply(step.batch, output)
         yield submitted_s

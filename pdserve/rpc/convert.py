@@ -5,6 +5,7 @@ Public API messages have their own converter beside the server that speaks them
 (``router/grpc_messages.py``), since their defaults are the router's business.
 """
 
+from pdserve.core.cost import DecodeCost, LinkCost, NodeCosts, PrefillCost
 from pdserve.core.errors import InvalidRequestError
 from pdserve.core.request import (
     FinishReason,
@@ -197,3 +198,34 @@ def handoff_to_proto(handoff: HandoffId) -> session_pb2.HandoffKey:
 
 def handoff_from_proto(message: session_pb2.HandoffKey) -> HandoffId:
     return HandoffId(message.request_id, message.attempt, message.leg)
+
+
+def costs_to_proto(costs: NodeCosts) -> session_pb2.NodeCosts:
+    message = session_pb2.NodeCosts()
+    for cost, field in ((costs.prefill, message.prefill), (costs.decode, message.decode)):
+        if cost is not None:
+            field.CopyFrom(session_pb2.StepCost(a=cost.a, b=cost.b, c=cost.c))
+    if (link := costs.link) is not None:
+        message.link.CopyFrom(
+            session_pb2.LinkCost(
+                latency_s=link.latency_s, s_per_byte=link.s_per_byte, token_bytes=link.token_bytes
+            )
+        )
+    return message
+
+
+def costs_from_proto(message: session_pb2.NodeCosts) -> NodeCosts:
+    prefill, decode, link = message.prefill, message.decode, message.link
+    return NodeCosts(
+        prefill=PrefillCost(a=prefill.a, b=prefill.b, c=prefill.c)
+        if message.HasField("prefill")
+        else None,
+        decode=DecodeCost(a=decode.a, b=decode.b, c=decode.c)
+        if message.HasField("decode")
+        else None,
+        link=LinkCost(
+            latency_s=link.latency_s, s_per_byte=link.s_per_byte, token_bytes=link.token_bytes
+        )
+        if message.HasField("link")
+        else None,
+    )
