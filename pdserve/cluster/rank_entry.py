@@ -1,5 +1,6 @@
 """One rank of an incarnation in its process. Imports the engine, and with it torch."""
 
+from pdserve.cluster.addresses import host_address
 from pdserve.cluster.incarnation import Incarnation
 from pdserve.engine.engine_config import EngineConfig
 from pdserve.rank.process import run_rank
@@ -40,5 +41,7 @@ def rank_spec(incarnation: Incarnation, rank: int, device_index: int | None) -> 
         run_dir=incarnation.make_run_dir(),
         engine=engine,
         kv_transfer=config.kv_transfer,
+        host=host_address(config.network),
+        port_range=config.network.port_range,
         start_timeout_s=incarnation.start_timeout_s,
     )

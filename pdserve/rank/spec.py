@@ -21,8 +21,8 @@ class RankSpec:
     run_dir: Path
     engine: EngineConfig
     kv_transfer: KvTransferConfig
-    host: str = "127.0.0.1"  # where the KV endpoint listens, as other nodes reach it
-    port_range: tuple[int, int] | None = None  # None: the system picks
+    host: str  # where the KV endpoint listens, as other nodes reach it
+    port_range: tuple[int, int] | None  # None: the system picks
     start_timeout_s: float = 300.0  # for the front to appear, and for the ranks to meet
     report_timeout_s: float = 30.0  # for the front to make space in the out-ring
 

@@ -60,6 +60,8 @@ async def node(tmp_path: Path, peer_id: str, device: str) -> AsyncIterator[RingR
         run_dir=run_dir,
         engine=replace(tiny_engine_config(Path("tiny")), device=device, gpu_memory_utilization=0.1),
         kv_transfer=KvTransferConfig(transport="nccl"),
+        host="127.0.0.1",
+        port_range=None,
         start_timeout_s=90,
     )
     with processes([spec]) as children:

@@ -97,6 +97,8 @@ def rank_specs(run_dir: Path, peer_id: str, tp_size: int) -> list[RankSpec]:
             run_dir=run_dir,
             engine=tiny_engine_config(Path("tiny"), tp_size=tp_size, tp_rank=rank),
             kv_transfer=KvTransferConfig(transport="grpc"),
+            host="127.0.0.1",
+            port_range=None,
             start_timeout_s=60,
         )
         for rank in range(tp_size)

@@ -17,6 +17,7 @@ def test_a_spec_comes_out_of_its_json_as_it_went_in():
         run_dir=Path("/somewhere"),
         engine=tiny_engine_config(Path("/models/tiny"), tp_size=2, tp_rank=1),
         kv_transfer=KvTransferConfig(transport="gloo", timeout_s=1.5),
+        host="10.1.2.3",
         port_range=(2000, 2010),
         start_timeout_s=7,
     )

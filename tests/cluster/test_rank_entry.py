@@ -1,0 +1,31 @@
+"""A rank is told all that the cluster file says about it, where it listens among that."""
+
+import shutil
+import uuid
+from pathlib import Path
+
+from pdserve.cluster.incarnation import Incarnation, shared_dir
+from pdserve.cluster.rank_entry import rank_spec
+from pdserve.cluster.resolve import Hardware, resolve
+from pdserve.cluster.site import Site
+from pdserve.core.config_file import parse_config
+from tests.cluster.test_resolve import SMOLLM2
+
+NETWORK = {"host": "127.0.0.2", "port_range": [20000, 20100]}
+
+
+def test_a_rank_listens_where_its_host_is_reached_and_within_the_ports() -> None:
+    config = parse_config({"network": NETWORK, "decode": {"tensor_parallel_size": 3}})
+    cluster = resolve(config, SMOLLM2, Hardware(num_cpus=None, num_gpus=0))
+    run_token = uuid.uuid4().hex
+    site = Site(cluster=cluster, model_dir=Path("model"), run_token=run_token, log_folder="test")
+    plan = next(plan for plan in cluster.nodes if plan.name == "decode-0")
+    incarnation = Incarnation(
+        site=site, plan=plan, id="decode-0-1", start_timeout_s=1.0, step_timeout_s=1.0
+    )
+    try:
+        spec = rank_spec(incarnation, 2, None)
+    finally:
+        shutil.rmtree(shared_dir(site.run_token))
+    assert (spec.host, spec.port_range) == ("127.0.0.2", (20000, 20100))
+    assert (spec.engine.tp_size, spec.engine.tp_rank, spec.engine.device) == (3, 2, "cpu")
