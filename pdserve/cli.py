@@ -34,6 +34,7 @@ COMMANDS = {
     "bench engine": Command("pdserve.bench.engine", "latency of prefill and decode steps"),
     "bench serve": Command("pdserve.bench.serve", "latency and goodput of a running server"),
     "bench overload": Command("pdserve.bench.overload", "capacity of a running server, and beyond"),
+    "bench soak": Command("pdserve.bench.soak.command", "mixed load while processes are killed"),
     "version": Command("pdserve.cluster.version", "print the version"),
 }
 GROUPS = {"models": "models that can be fetched by name", "bench": "measurements"}
