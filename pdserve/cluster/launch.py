@@ -25,6 +25,7 @@ from pdserve.cluster.ray_session import joined_ray, private_ray
 from pdserve.cluster.readiness import wait_until_ready
 from pdserve.cluster.resolve import Hardware, ResolvedCluster, cpus_needed, resolve
 from pdserve.cluster.run_file import Claim, RunRecord, claim, run_folder
+from pdserve.cluster.signal_watch import SignalWatch
 from pdserve.cluster.site import Site
 from pdserve.cluster.supervisor import Backoff, Supervisor
 from pdserve.core.clock import MonotonicClock
@@ -47,7 +48,9 @@ class OpenedSite:
 
 
 @contextmanager
-def opened_site(config: ClusterConfig, name: str | None, say: Say) -> Iterator[OpenedSite]:
+def opened_site(
+    config: ClusterConfig, name: str | None, say: Say, watch: SignalWatch
+) -> Iterator[OpenedSite]:
     """Check everything, claim the name and bring up Ray, inside the block. Main thread only.
 
     Raises ConfigError or ModelFilesError.
@@ -67,7 +70,7 @@ def opened_site(config: ClusterConfig, name: str | None, say: Say) -> Iterator[O
         say("logs", record.log_dir)
         undo.enter_context(prints_to_file(held.name, "command"))
         began_s = time.monotonic()
-        hardware = undo.enter_context(_ray(planned, Path(record.leftovers[0])))
+        hardware = undo.enter_context(_ray(planned, Path(record.leftovers[0]), watch))
         say("ray", f"{_describe_ray(config, hardware)} ({time.monotonic() - began_s:.1f} s)")
         site = Site(
             cluster=resolve(config, planned.model, hardware),
@@ -153,11 +156,13 @@ def _first_record(name: str) -> RunRecord:
     )
 
 
-def _ray(planned: ResolvedCluster, temp_dir: Path) -> AbstractContextManager[Hardware]:
+def _ray(
+    planned: ResolvedCluster, temp_dir: Path, watch: SignalWatch
+) -> AbstractContextManager[Hardware]:
     address = planned.config.ray.address
     if address == "local":
-        return private_ray(cpus_needed(planned.nodes), temp_dir)
-    return joined_ray(address)
+        return private_ray(cpus_needed(planned.nodes), temp_dir, watch)
+    return joined_ray(address, watch)
 
 
 def _describe_model(planned: ResolvedCluster, model_dir: Path) -> str:

@@ -20,6 +20,7 @@ from typing import Any
 import ray
 
 from pdserve.cluster.resolve import Hardware
+from pdserve.cluster.signal_watch import SignalWatch
 from pdserve.cluster.signals import SIGNALS
 from pdserve.core.errors import ConfigError
 
@@ -29,10 +30,11 @@ CONNECT_TIMEOUT_S = 5.0
 
 
 @contextmanager
-def private_ray(num_cpus: float, temp_dir: Path) -> Iterator[Hardware]:
+def private_ray(num_cpus: float, temp_dir: Path, watch: SignalWatch) -> Iterator[Hardware]:
     """A Ray of our own inside the block."""
     with _children_in_groups_of_their_own():
         _init(
+            watch,
             address="local",
             num_cpus=math.ceil(num_cpus),
             include_dashboard=False,
@@ -46,11 +48,11 @@ def private_ray(num_cpus: float, temp_dir: Path) -> Iterator[Hardware]:
 
 
 @contextmanager
-def joined_ray(address: str) -> Iterator[Hardware]:
+def joined_ray(address: str, watch: SignalWatch) -> Iterator[Hardware]:
     """A connection to a running Ray cluster inside the block. Raises ConfigError."""
     _check_reachable(address)
     try:
-        _init(address=address)
+        _init(watch, address=address)
     except (ConnectionError, ValueError, RuntimeError) as error:
         raise ConfigError(f"ray.address: cannot join {address!r}: {error}") from error
     try:
@@ -89,21 +91,23 @@ def _children_in_groups_of_their_own() -> Iterator[None]:
         inside = False
 
 
-def _init(**options: Any) -> None:  # noqa: ANN401  (Ray's own)
+def _init(watch: SignalWatch, **options: Any) -> None:  # noqa: ANN401  (Ray's own)
     """Connect quietly, without Ray's hand on the signals of this process.
 
-    A first signal is acted on only when Ray is up: half started, it could not be ended in order.
+    A first signal is acted on only when Ray is up: half started, it could not be ended in order. A
+    second one ends everything by force.
     """
     came: list[int] = []
 
     def remember(number: int, frame: object) -> None:
-        if came:
-            raise KeyboardInterrupt
         came.append(number)
 
     handlers = {number: signal.signal(number, remember) for number in SIGNALS}
     try:
-        ray.init(log_to_driver=False, logging_level=logging.ERROR, namespace=NAMESPACE, **options)
+        with watch.by_force():
+            ray.init(
+                log_to_driver=False, logging_level=logging.ERROR, namespace=NAMESPACE, **options
+            )
     except SystemExit:  # of the handler that Ray puts in at its end
         came.append(signal.SIGTERM)
     finally:

@@ -1,6 +1,7 @@
 """``pdserve serve``: a cluster in the foreground, until a signal."""
 
 import argparse
+import math
 import sys
 from pathlib import Path
 
@@ -31,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--name", help="what `pdserve status` calls the cluster")
     parser.add_argument(
         "--grace-s",
-        type=float,
+        type=_grace,
         default=DEFAULT_GRACE_S,
         help="seconds that running requests get to finish after Ctrl-C (default %(default)g)",
     )
@@ -58,3 +59,13 @@ def prepare_environment(config: ClusterConfig) -> None:
     """To be called before anything imports Ray."""
     if config.ray.address == "local":
         set_up_private_ray()
+
+
+def _grace(text: str) -> float:
+    try:
+        grace_s = float(text)
+    except ValueError:
+        grace_s = math.nan
+    if not 0 <= grace_s < math.inf:
+        raise argparse.ArgumentTypeError(f"got {text!r}, allowed are seconds, 0 and more")
+    return grace_s

@@ -5,6 +5,7 @@ import time
 
 from pdserve.cluster.console import Console
 from pdserve.cluster.launch import Cluster, OpenedSite, opened_site, start_cluster
+from pdserve.cluster.signal_watch import watched_signals
 from pdserve.cluster.signals import (
     StopRequestedError,
     StopSignals,
@@ -19,7 +20,11 @@ def serve(config: ClusterConfig, name: str | None, grace_s: float, console: Cons
     """Serve until a signal; 0 when all has ended in order. Main thread only."""
     began_s = time.monotonic()
     try:
-        with terminating_as_interrupt(), opened_site(config, name, console.say) as opened:
+        with (
+            terminating_as_interrupt(),
+            watched_signals() as watch,
+            opened_site(config, name, console.say, watch) as opened,
+        ):
             asyncio.run(_serve(opened, grace_s, console, began_s))
     except KeyboardInterrupt:  # where no loop catches signals: before it serves, or for good
         pass
@@ -28,7 +33,7 @@ def serve(config: ClusterConfig, name: str | None, grace_s: float, console: Cons
 
 
 async def _serve(opened: OpenedSite, grace_s: float, console: Console, began_s: float) -> None:
-    async with caught_signals() as signals:
+    with caught_signals() as signals:
         try:
             cluster = await unless(signals.first, start_cluster(opened, console.say))
         except StopRequestedError:

@@ -2,8 +2,8 @@
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator, Coroutine, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 Result = TypeVar("Result")
@@ -36,17 +36,23 @@ def terminating_as_interrupt() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-@asynccontextmanager
-async def caught_signals() -> AsyncIterator[StopSignals]:
-    """Catch both signals inside the block. Main thread only."""
+@contextmanager
+def caught_signals() -> Iterator[StopSignals]:
+    """Catch both signals inside the block, in a running loop. Main thread only.
+
+    The loop's own way would take the wakeup descriptor from ``signal_watch.py``.
+    """
     signals, loop = StopSignals(), asyncio.get_running_loop()
+
+    def on_signal(number: int, frame: object) -> None:
+        loop.call_soon_threadsafe(signals.on_signal)
+
     for number in SIGNALS:
-        loop.add_signal_handler(number, signals.on_signal)
+        signal.signal(number, on_signal)
     try:
         yield signals
     finally:
         for number in SIGNALS:
-            loop.remove_signal_handler(number)
             signal.signal(number, signal.default_int_handler)
 
 

@@ -1,17 +1,32 @@
-"""Signals as something to wait for."""
+"""Signals as something to wait for, and the second one as the end whatever the process does."""
 
 import asyncio
 import os
 import signal
+import subprocess
+import sys
+from collections.abc import Iterator
 
 import pytest
 
+from pdserve.cluster.signal_guard import BY_FORCE, IN_ORDER, Guard
 from pdserve.cluster.signals import (
+    SIGNALS,
     StopRequestedError,
     caught_signals,
     terminating_as_interrupt,
     unless,
 )
+from tests.cluster.processes import wait_until_gone
+
+
+@pytest.fixture(autouse=True)
+def handlers() -> Iterator[None]:
+    """Tests leave the process's handlers as they were."""
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 async def test_work_that_ends_first_gives_its_result() -> None:
@@ -46,17 +61,15 @@ async def test_a_stop_cancels_the_work_and_waits_for_its_clean_up() -> None:
     assert steps == ["cleaned up"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", SIGNALS)
 async def test_the_first_and_the_second_signal_are_told_apart(number: signal.Signals) -> None:
-    before = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)]
-    async with asyncio.timeout(5), caught_signals() as signals:
-        os.kill(os.getpid(), number)
-        await signals.first.wait()
-        assert not signals.second.is_set()
-        os.kill(os.getpid(), number)
-        await signals.second.wait()
-    for each, handler in zip((signal.SIGINT, signal.SIGTERM), before, strict=True):
-        signal.signal(each, handler)
+    async with asyncio.timeout(5):
+        with caught_signals() as signals:
+            os.kill(os.getpid(), number)
+            await signals.first.wait()
+            assert not signals.second.is_set()
+            os.kill(os.getpid(), number)
+            await signals.second.wait()
 
 
 def test_sigterm_is_an_interrupt_before_there_is_a_loop() -> None:
@@ -64,3 +77,53 @@ def test_sigterm_is_an_interrupt_before_there_is_a_loop() -> None:
     with pytest.raises(KeyboardInterrupt), terminating_as_interrupt():
         signal.raise_signal(signal.SIGTERM)
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+INT, TERM = signal.SIGINT, signal.SIGTERM
+
+
+@pytest.mark.parametrize(
+    ("numbers", "after_s"),
+    [
+        ([INT], None),
+        ([signal.SIGCHLD, INT], None),
+        ([INT, TERM], 12.0),
+        ([INT, INT, INT], 0.0),
+        ([BY_FORCE, INT], None),
+        ([BY_FORCE, INT, INT], 0.0),
+        ([INT, BY_FORCE, TERM], 0.0),
+        ([BY_FORCE, IN_ORDER, INT, INT], 12.0),
+        ([BY_FORCE, INT, IN_ORDER, INT], 12.0),
+    ],
+)
+def test_the_end_by_force_comes_with_the_second_or_third_signal(
+    numbers: list[int], after_s: float | None
+) -> None:
+    guard = Guard(at_once_s=12.0)
+    guard.read(numbers, 100.0)
+    assert guard.deadline_s == (None if after_s is None else 100.0 + after_s)
+
+
+STUCK = """
+import ctypes, signal, subprocess, sys
+from pdserve.cluster.signal_watch import watched_signals
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, lambda number, frame: None)
+with watched_signals() as watch, watch.by_force():
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    print(child.pid, flush=True)
+    while True:
+        ctypes.PyDLL(None).pause()  # holds Python's lock: no handler and no thread runs
+"""
+
+
+def test_a_second_signal_ends_a_stuck_process_and_what_it_started() -> None:
+    with subprocess.Popen([sys.executable, "-c", STUCK], stdout=subprocess.PIPE) as stuck:
+        assert stuck.stdout is not None
+        child = int(stuck.stdout.readline())
+        stuck.send_signal(signal.SIGINT)
+        with pytest.raises(subprocess.TimeoutExpired):
+            stuck.wait(timeout=0.5)
+        stuck.send_signal(signal.SIGTERM)
+        assert stuck.wait(timeout=5) == -signal.SIGKILL
+    assert wait_until_gone({child: "child"}, timeout_s=5) == {}

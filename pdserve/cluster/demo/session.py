@@ -10,6 +10,7 @@ from pdserve.cluster.demo import grpc_client, http_client
 from pdserve.cluster.demo.answer import problems, stage_table
 from pdserve.cluster.demo.questions import questions
 from pdserve.cluster.launch import Cluster, OpenedSite, opened_site, start_cluster
+from pdserve.cluster.signal_watch import watched_signals
 from pdserve.cluster.signals import (
     StopRequestedError,
     caught_signals,
@@ -27,7 +28,11 @@ def demonstrate(config: ClusterConfig, console: Console) -> int:
     began_s = time.monotonic()
     config = _free_ports(config, console)
     try:
-        with terminating_as_interrupt(), opened_site(config, None, console.say) as opened:
+        with (
+            terminating_as_interrupt(),
+            watched_signals() as watch,
+            opened_site(config, None, console.say, watch) as opened,
+        ):
             status = asyncio.run(_demonstrate(opened, console))
     except KeyboardInterrupt:
         status = INTERRUPTED
@@ -37,7 +42,7 @@ def demonstrate(config: ClusterConfig, console: Console) -> int:
 
 
 async def _demonstrate(opened: OpenedSite, console: Console) -> int:
-    async with caught_signals() as signals:
+    with caught_signals() as signals:
         try:
             cluster = await unless(signals.first, start_cluster(opened, console.say))
         except StopRequestedError:
