@@ -75,6 +75,10 @@ class Channels:
     def views(self) -> tuple[NodeView, ...]:
         return tuple(channel.view for channel in self._channels.values())
 
+    def view(self, node: str) -> NodeView:
+        """The node's view; it must be one of those set."""
+        return self._channels[node].view
+
     def had_ready(self) -> frozenset[Role]:
         """The roles of which some node was ready at some time."""
         now = {view.role for view in self.views() if view.was_ready}

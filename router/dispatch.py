@@ -9,8 +9,9 @@ token ids and gets token ids.
 import asyncio
 import logging
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from pdserve.core.clock import Clock
 from pdserve.core.config import LimitsConfig
@@ -20,9 +21,10 @@ from pdserve.core.errors import (
     NoNodeError,
     PdserveError,
     QueueDeadlineError,
+    RequestTimeoutError,
 )
 from pdserve.core.request import FinishReason, RequestKey, TokenOutput
-from router.admission import Admission
+from router.admission import Admission, AdmissionReport
 from router.delivery import (
     Aborted,
     Action,
@@ -40,6 +42,7 @@ from router.legs import Job, Legs
 from router.metrics import Metrics
 from router.nodes import LostNews, News, StateNews, StepNews
 from router.running import Running
+from router.waiting import Ticket
 
 RESUBMIT_WAIT_S = 30.0  # how long a request that lost its node waits for one to be ready
 
@@ -83,6 +86,9 @@ class Dispatcher:
         self._clock = clock
         self._running: dict[str, Running] = {}
         self._parked: dict[RequestKey, _Parked] = {}
+        self._first_legs: dict[str, StartLeg] = {}  # of requests that wait to be let in
+        self._letting_in: asyncio.Handle | None = None
+        self._queue_deadline: asyncio.TimerHandle | None = None
         self._closing = False
         self._idle = asyncio.Event()
         self._idle.set()
@@ -95,19 +101,29 @@ class Dispatcher:
     def closing(self) -> bool:
         return self._closing
 
-    def start(self, jobs: Sequence[Job], *, label: str, arrived_s: float) -> Call:
-        """Let a call's prompts in, all or none. Whatever happens to them comes through the inbox.
+    def queues(self) -> AdmissionReport:
+        """What waits at the router, and what it refused."""
+        return self._admission.report(self._clock.now_s())
 
-        Raises OverloadedError, NeverFitsError (more prompts than are ever let in) and, while the
+    def start(self, jobs: Sequence[Job], *, label: str, tenant: str, arrived_s: float) -> Call:
+        """Take a call's prompts in, all or none. Whatever happens to them comes through the inbox.
+
+        Raises OverloadedError, NeverFitsError (more prompts than are ever taken in) and, while the
         router shuts down, NoNodeError.
         """
         if self._closing:
             raise NoNodeError("the router is shutting down")
-        self._admission.admit(len(jobs), self._clock.now_s())
+        now_s = self._clock.now_s()
+        by_id = {uuid.uuid4().hex: job for job in jobs}
+        self._admission.admit(
+            {request_id: job.demand for request_id, job in by_id.items()},
+            tenant=tenant,
+            priority=jobs[0].priority,
+            now_s=now_s,
+        )
         self._idle.clear()
         inbox = Inbox()
-        request_ids = tuple(uuid.uuid4().hex for _ in jobs)
-        for prompt, (request_id, job) in enumerate(zip(request_ids, jobs, strict=True)):
+        for prompt, (request_id, job) in enumerate(by_id.items()):
             running = Running(
                 request_id=request_id,
                 job=job,
@@ -120,12 +136,14 @@ class Dispatcher:
                     max_tokens=job.sampling.max_tokens,
                 ),
                 arrived_s=arrived_s,
+                queued_s=now_s,
                 deadline=self._expire_later(request_id),
             )
             self._running[request_id] = running
             self._metrics.prompt_started(len(job.prompt_ids))
             self._carry_out(running, running.delivery.start())
-        return Call(inbox=inbox, request_ids=request_ids)
+        self._let_in()
+        return Call(inbox=inbox, request_ids=tuple(by_id))
 
     def stop_choice(self, request_id: str, choice: int) -> None:
         """The choice's text reached a stop string: no more tokens are wanted."""
@@ -151,11 +169,7 @@ class Dispatcher:
         """Follow what the nodes say, for ever."""
         while True:
             item = await news.get()
-            try:
-                self._on_news(item)
-            except Exception:  # the router's outermost loop
-                logger.exception("fault while following %s", type(item).__name__)
-                self._end_all(InternalError("fault of the router; see its log"))
+            self._outermost(partial(self._on_news, item))
 
     async def close(self, grace_s: float) -> None:
         """Take in nothing more, let what runs end within ``grace_s``, end the rest."""
@@ -168,6 +182,14 @@ class Dispatcher:
             logger.warning("%d requests ended by shutdown", len(self._running))
         self._end_all(NoNodeError("the router is shutting down"))
 
+    def _outermost(self, step: Callable[[], None]) -> None:
+        """What the event loop calls; a fault ends the requests and not the router."""
+        try:
+            step()
+        except Exception:  # the router's outermost loop
+            logger.exception("fault of the router")
+            self._end_all(InternalError("fault of the router; see its log"))
+
     def _on_news(self, news: News) -> None:
         match news:
             case StepNews():
@@ -175,6 +197,7 @@ class Dispatcher:
             case StateNews():
                 self._legs.heard(news.node)
                 self._unpark()
+                self._let_in_soon()
                 self.nodes_changed.set()
             case LostNews():
                 self._on_lost(news)
@@ -230,18 +253,61 @@ class Dispatcher:
         running.inbox.put(running.prompt, output)
 
     def _start_leg(self, running: Running, start: StartLeg) -> None:
-        error = self._try_leg(running, start)
-        if error is None:
-            return
-        if start.tries == 1:
-            self._apply(running, Ended(error=error))
+        if start.tries > 1:  # what was begun does not wait again
+            if self._try_leg(running, start, running.avoid) is not None:
+                self._park(running, start)
+        elif self._legs.any_ready():
+            self._first_legs[running.request_id] = start
         else:
-            self._park(running, start)
+            self._apply(running, Ended(error=NoNodeError("no decode node is ready")))
 
-    def _try_leg(self, running: Running, start: StartLeg) -> PdserveError | None:
+    def _let_in_soon(self) -> None:
+        """Something changed that may have made room; looked at once, however much changes now."""
+        if self._first_legs and self._letting_in is None:
+            self._letting_in = asyncio.get_running_loop().call_soon(self._outermost, self._let_in)
+
+    def _let_in(self) -> None:
+        """Put on nodes what waits and finds room there; drop what has waited too long."""
+        if self._letting_in is not None:
+            self._letting_in.cancel()
+            self._letting_in = None
+        now_s = self._clock.now_s()
+        while (late := self._admission.expired(now_s)) is not None:
+            self._apply(self._running[late.request_id], Ended(error=_waited_too_long(late)))
+        while self._let_in_one(now_s):
+            pass
+        self._watch_queue_deadline(now_s)
+
+    def _let_in_one(self, now_s: float) -> bool:
+        for ticket in self._admission.candidates(now_s):
+            full = self._legs.full_nodes(ticket.demand)
+            if full is not None:
+                self._metrics.request_let_in(self._admission.let_in(ticket.request_id, now_s))
+                running = self._running[ticket.request_id]
+                start = self._first_legs.pop(ticket.request_id)
+                error = self._try_leg(running, start, running.avoid | full)
+                if error is not None:
+                    self._apply(running, Ended(error=error))
+                return True
+        return False
+
+    def _watch_queue_deadline(self, now_s: float) -> None:
+        if self._queue_deadline is not None:
+            self._queue_deadline.cancel()
+            self._queue_deadline = None
+        deadline_s = self._admission.next_deadline_s()
+        if deadline_s is not None:
+            loop = asyncio.get_running_loop()
+            self._queue_deadline = loop.call_later(
+                deadline_s - now_s, self._outermost, self._let_in
+            )
+
+    def _try_leg(
+        self, running: Running, start: StartLeg, avoid: frozenset[str]
+    ) -> PdserveError | None:
         """Put the leg on a node; returns why that could not be done now."""
         try:
-            leg = self._legs.start(running.request_id, running.job, start, running.avoid)
+            leg = self._legs.start(running.request_id, running.job, start, avoid)
         except (NoNodeError, NodeLostError) as error:
             return error
         running.legs[start.attempt] = leg
@@ -255,10 +321,12 @@ class Dispatcher:
         return None
 
     def _end_leg(self, running: Running, end: EndLeg) -> None:
+        self._first_legs.pop(running.request_id, None)
         if parked := self._parked.pop(RequestKey(running.request_id, end.attempt), None):
             parked.deadline.cancel()
         if leg := running.legs.pop(end.attempt, None):
             self._legs.end(leg, abort=end.abort)
+            self._let_in_soon()
             if leg.timeline is not None:
                 self._metrics.routes[leg.timeline.route] += 1
 
@@ -272,17 +340,22 @@ class Dispatcher:
 
     def _unpark(self) -> None:
         for key, parked in list(self._parked.items()):
-            if self._try_leg(parked.running, parked.start) is None:
+            if self._try_leg(parked.running, parked.start, parked.running.avoid) is None:
                 parked.deadline.cancel()
                 del self._parked[key]
 
     def _expire_later(self, request_id: str) -> asyncio.TimerHandle:
         limit_s = self._limits.request_timeout_s
-        error = QueueDeadlineError(f"not answered within request_timeout_s = {limit_s:g} s")
-        return asyncio.get_running_loop().call_later(limit_s, self._expire, request_id, error)
+        return asyncio.get_running_loop().call_later(limit_s, self._expire, request_id)
 
-    def _expire(self, request_id: str, error: PdserveError) -> None:
+    def _expire(self, request_id: str) -> None:
+        self._let_in()  # what still waits has its own error
         if running := self._running.get(request_id):
+            limit_s = self._limits.request_timeout_s
+            error = RequestTimeoutError(
+                f"not over within request_timeout_s = {limit_s:g} s; "
+                f"{running.num_tokens} tokens had come"
+            )
             self._apply(running, Ended(error=error))
 
     def _end_all(self, error: PdserveError) -> None:
@@ -294,7 +367,11 @@ class Dispatcher:
         del self._running[running.request_id]
         running.deadline.cancel()
         now_s = self._clock.now_s()
-        self._admission.release(now_s)
+        self._admission.release(
+            running.request_id,
+            now_s,
+            num_output_tokens=running.num_tokens // running.job.num_choices,
+        )
         self._metrics.request_ended(now_s - running.arrived_s)
         if running.error is not None:
             self._metrics.request_failed(running.error.kind)
@@ -302,3 +379,11 @@ class Dispatcher:
             self._idle.set()
         running.inbox.put(running.prompt, running.over())
         logger.info("%s", running.summary(now_s))
+
+
+def _waited_too_long(ticket: Ticket) -> QueueDeadlineError:
+    return QueueDeadlineError(
+        f"no decode node had room for it within {ticket.deadline_s - ticket.queued_s:g} s, as "
+        f"queue_timeout_s and request_timeout_s allow for class {ticket.prompt_class}; nothing "
+        "was done for it"
+    )

@@ -123,11 +123,12 @@ def generate(
     requests: Sequence[GenerationRequest],
     *,
     label: str,
+    tenant: str,
     arrived_s: float,
 ) -> Iterator[Generation]:
     """Dispatch a call's prompts; errors of admission are raised here, later ones on iteration."""
     jobs = [request.job for request in requests]
-    call = dispatcher.start(jobs, label=label, arrived_s=arrived_s)
+    call = dispatcher.start(jobs, label=label, tenant=tenant, arrived_s=arrived_s)
     try:
         yield Generation(dispatcher, tokenizer, requests, call)
     finally:

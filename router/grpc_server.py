@@ -96,6 +96,7 @@ class _Inference(inference_pb2_grpc.InferenceServicer):
             generating = service.generate(
                 [await self._request(request)],
                 label=clean_label(request.label),
+                authorization=_authorization(context),
                 arrived_s=arrived_s,
             )
             with generating as generation:
@@ -171,8 +172,9 @@ class _Inference(inference_pb2_grpc.InferenceServicer):
         intake.check_model(request.model or None)
         fields = sampling_fields(request.sampling)
         prompt = prompt_of(request)
+        priority = request.priority if request.HasField("priority") else None
         if isinstance(prompt, Conversation):
-            return await intake.chat(prompt, fields, max_model_len=max_model_len)
+            return await intake.chat(prompt, fields, max_model_len=max_model_len, priority=priority)
         added = request.add_special_tokens or not request.HasField("add_special_tokens")
         requests = await intake.completion(
             prompt,
@@ -180,6 +182,7 @@ class _Inference(inference_pb2_grpc.InferenceServicer):
             add_special_tokens=added,
             default_max_tokens=None,
             max_model_len=max_model_len,
+            priority=priority,
         )
         return requests[0]
 
@@ -194,3 +197,11 @@ class _Inference(inference_pb2_grpc.InferenceServicer):
                 return await intake.tokenize_chat(chat)
             case _:
                 raise InvalidRequestError("input", "give one of text and chat")
+
+
+def _authorization(context: Context) -> str | None:
+    """The call's ``authorization`` metadata, as HTTP's header."""
+    for key, value in context.invocation_metadata() or ():
+        if key == "authorization" and isinstance(value, str):
+            return value
+    return None

@@ -18,6 +18,7 @@ from router.generation import GenerationRequest
 from router.legs import Job
 from router.validation import (
     SamplingFields,
+    check_priority,
     check_sampling,
     check_token_ids,
     parse_prompts,
@@ -80,8 +81,10 @@ class Intake:
         add_special_tokens: bool,
         default_max_tokens: int | None,
         max_model_len: int,
+        priority: int | None = None,
     ) -> list[GenerationRequest]:
         """One request for each prompt: a text, token ids, or a list of either."""
+        rank = check_priority(priority)
         limits = self._limits
         prompts = parse_prompts(prompt, vocab_size=self._vocab_size, max_prompts=limits.max_prompts)
         check_sampling(fields, vocab_size=self._vocab_size, max_n=limits.max_n)
@@ -92,17 +95,25 @@ class Intake:
                 ids.append(await self.tokenize(item, add_special_tokens=add_special_tokens))
             else:
                 ids.append(item)
-        return [_request(item, fields, default_max_tokens, max_model_len) for item in ids]
+        return [
+            _request(item, fields, default_max_tokens, max_model_len, priority=rank) for item in ids
+        ]
 
     async def chat(
-        self, conversation: Conversation, fields: SamplingFields, *, max_model_len: int
+        self,
+        conversation: Conversation,
+        fields: SamplingFields,
+        *,
+        max_model_len: int,
+        priority: int | None = None,
     ) -> GenerationRequest:
         """The one request of a conversation."""
+        rank = check_priority(priority)
         check_sampling(fields, vocab_size=self._vocab_size, max_n=self._limits.max_n)
         for i, message in enumerate(conversation.messages):
             self._check_text(f"messages[{i}].content", message.content, max_model_len)
         ids = await self.tokenize_chat(conversation)
-        return _request(ids, fields, None, max_model_len, prompt_field="messages")
+        return _request(ids, fields, None, max_model_len, prompt_field="messages", priority=rank)
 
     async def tokenize(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
         """The text's token ids."""
@@ -153,6 +164,8 @@ def _request(
     default_max_tokens: int | None,
     max_model_len: int,
     prompt_field: str = "prompt",
+    *,
+    priority: int,
 ) -> GenerationRequest:
     if not prompt_ids:
         raise InvalidRequestError(prompt_field, "it has no tokens")
@@ -171,5 +184,7 @@ def _request(
         min_tokens=sampling.min_tokens,
         stop_token_ids=frozenset(sampling.stop_token_ids),
     )
-    job = Job(prompt_ids=prompt_ids, sampling=sampling, num_choices=fields.n or 1)
+    job = Job(
+        prompt_ids=prompt_ids, sampling=sampling, num_choices=fields.n or 1, priority=priority
+    )
     return GenerationRequest(job=job, rules=rules)

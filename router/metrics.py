@@ -9,9 +9,11 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from pdserve.core.request import FinishReason, RouteTaken
+from router.admission import AdmissionReport
 from router.nodes import NodeView
 
 TTFT_BOUNDS_S = (0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1.2, 2.5, 5.0, 10.0, 30.0, 120.0)
+QUEUE_BOUNDS_S = (0.001, 0.01, 0.05, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 LATENCY_BOUNDS_S = (0.1, 0.3, 0.6, 1.2, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0)
 
 Labels = Mapping[str, str]
@@ -50,9 +52,13 @@ class Metrics:
         self._num_generation_tokens = 0
         self._time_to_first_token = Histogram(TTFT_BOUNDS_S)
         self._latency = Histogram(LATENCY_BOUNDS_S)
+        self._queue_time = Histogram(QUEUE_BOUNDS_S)
 
     def prompt_started(self, num_tokens: int) -> None:
         self._num_prompt_tokens += num_tokens
+
+    def request_let_in(self, waited_s: float) -> None:
+        self._queue_time.observe(waited_s)
 
     def tokens_came(self, num_tokens: int) -> None:
         self._num_generation_tokens += num_tokens
@@ -69,9 +75,13 @@ class Metrics:
     def request_ended(self, duration_s: float) -> None:
         self._latency.observe(duration_s)
 
-    def expose(self, views: Iterable[NodeView], num_requests: int) -> str:
+    def expose(self, views: Iterable[NodeView], num_requests: int, queues: AdmissionReport) -> str:
         """All metrics, ready to be scraped."""
-        lines = [*self._own_lines(num_requests), *_node_lines(list(views))]
+        lines = [
+            *self._own_lines(num_requests),
+            *_queue_lines(queues),
+            *_node_lines(list(views)),
+        ]
         return "\n".join(lines) + "\n"
 
     def _own_lines(self, num_requests: int) -> Iterator[str]:
@@ -107,10 +117,26 @@ class Metrics:
             yield from _family(name, kind, text, [({}, value)])
         for name, text, histogram in (
             ("time_to_first_token_seconds", "Arrival to first token.", self._time_to_first_token),
+            ("request_queue_time_seconds", "Waiting at the router.", self._queue_time),
             ("e2e_request_latency_seconds", "Arrival to last token.", self._latency),
         ):
             yield from _head(name, "histogram", text)
             yield from histogram.lines(f"pdserve:{name}")
+
+
+def _queue_lines(report: AdmissionReport) -> Iterator[str]:
+    yield from _family(
+        "num_requests_queued",
+        "gauge",
+        "Requests that wait at the router, by prompt class.",
+        [({"class": queue.prompt_class}, queue.num_waiting) for queue in report.queues],
+    )
+    yield from _family(
+        "requests_refused_total",
+        "counter",
+        "Requests that were refused or dropped before any work, by reason.",
+        [({"reason": reason}, count) for reason, count in report.refused.items()],
+    )
 
 
 def _node_lines(views: list[NodeView]) -> Iterator[str]:

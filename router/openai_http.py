@@ -59,6 +59,7 @@ def _add_generating_routes(app: FastAPI, service: Service) -> None:
             add_special_tokens=body.add_special_tokens is not False,
             default_max_tokens=COMPLETION_MAX_TOKENS,
             max_model_len=service.max_model_len(),
+            priority=body.priority,
         )
         answer_format = CompletionFormat(
             answer_id=f"cmpl-{uuid.uuid4().hex}",
@@ -83,7 +84,10 @@ def _add_generating_routes(app: FastAPI, service: Service) -> None:
         body.check_supported()
         service.intake.check_model(body.model)
         generation_request = await service.intake.chat(
-            body.conversation(), body.sampling_fields(), max_model_len=service.max_model_len()
+            body.conversation(),
+            body.sampling_fields(),
+            max_model_len=service.max_model_len(),
+            priority=body.priority,
         )
         answer_format = ChatFormat(
             answer_id=f"chatcmpl-{uuid.uuid4().hex}",
@@ -179,7 +183,9 @@ def _add_operator_routes(app: FastAPI, service: Service) -> None:
 
     @app.get("/metrics")
     async def metrics() -> PlainTextResponse:
-        text = service.metrics.expose(service.channels.views(), service.dispatcher.num_running)
+        text = service.metrics.expose(
+            service.channels.views(), service.dispatcher.num_running, service.dispatcher.queues()
+        )
         return PlainTextResponse(text, media_type=METRICS_TYPE)
 
 
@@ -191,7 +197,12 @@ def _answer(
     arrived_s: float,
 ) -> GenerationResponse:
     return GenerationResponse(
-        service.generate(requests, label=label_of(request.scope), arrived_s=arrived_s),
+        service.generate(
+            requests,
+            label=label_of(request.scope),
+            authorization=request.headers.get("authorization"),
+            arrived_s=arrived_s,
+        ),
         answer_format,
         stall_s=service.spec.config.limits.client_stall_s,
     )

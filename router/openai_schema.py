@@ -88,6 +88,7 @@ class SamplingBody(_Body):
     add_special_tokens: bool | None = None
     return_token_ids: bool | None = None
     timeline: bool | None = None
+    priority: int | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 

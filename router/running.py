@@ -21,6 +21,7 @@ class Running:
     label: str
     delivery: Delivery
     arrived_s: float
+    queued_s: float  # from then on it waited to be let in
     deadline: asyncio.TimerHandle
     submitted_s: float | None = None
     first_token_s: float | None = None
@@ -52,9 +53,11 @@ class Running:
         )
 
     def _whole_timeline(self) -> Timeline | None:
-        """The node's timeline with the router's own stage before it."""
+        """The node's timeline with the router's own stages before it."""
         if self.timeline is None or self.submitted_s is None:
             return None
-        duration_s = self.submitted_s - self.arrived_s
-        stage = Stage(name="admission", node=NODE_NAME, duration_s=duration_s)
-        return replace(self.timeline, stages=(stage, *self.timeline.stages))
+        own = (
+            Stage(name="admission", node=NODE_NAME, duration_s=self.queued_s - self.arrived_s),
+            Stage(name="router_queue", node=NODE_NAME, duration_s=self.submitted_s - self.queued_s),
+        )
+        return replace(self.timeline, stages=(*own, *self.timeline.stages))

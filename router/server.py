@@ -21,12 +21,14 @@ from router.admission import Admission
 from router.channel import Channels
 from router.dispatch import Dispatcher
 from router.grpc_server import PublicGrpcServer, start_grpc_server
+from router.head_room import HeadRoom
 from router.intake import Intake
 from router.legs import Legs
 from router.metrics import Metrics
 from router.openai_http import make_app
 from router.policy import make_policy
 from router.service import RouterSpec, Service
+from router.tenants import Tenants
 
 LISTEN_BACKLOG = 2048
 FACE_GRACE_S = 1.0  # for the last bytes of answers that are over
@@ -115,6 +117,7 @@ def _make_service(spec: RouterSpec, clock: Clock, silence_s: float) -> Service:
         silence_s=silence_s,
     )
     policy = make_policy(spec.config, prefill_configured=spec.prefill_configured)
+    head_room = HeadRoom(limits, headroom_tokens=spec.headroom_tokens)
     metrics = Metrics()
     return Service(
         spec=spec,
@@ -130,13 +133,14 @@ def _make_service(spec: RouterSpec, clock: Clock, silence_s: float) -> Service:
         ),
         channels=channels,
         dispatcher=Dispatcher(
-            legs=Legs(channels, policy),
-            admission=Admission(limits.max_queued_requests),
+            legs=Legs(channels, policy, head_room),
+            admission=Admission(limits, spec.config.classes),
             metrics=metrics,
             limits=limits,
             clock=clock,
         ),
         metrics=metrics,
+        tenants=Tenants(),
     )
 
 

@@ -5,7 +5,7 @@ Composes; decides nothing itself.
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from router.generation import Generation, GenerationRequest, generate
 from router.intake import Intake
 from router.metrics import Metrics
 from router.overview import Json, Readiness, max_model_len, readiness, status
+from router.tenants import Tenants
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +33,7 @@ class RouterSpec:
     model: ModelSpec
     dtype: str
     max_model_len: int | None  # the cluster file's bound on prompt and output of one request
+    headroom_tokens: int  # output tokens that decode nodes reserve blocks for before a prefill
     prefill_configured: bool  # False: decode nodes prefill everything, and that is as it should be
     nodes: tuple[NodeAddress, ...] = ()  # more come by Router.set_nodes
 
@@ -48,12 +50,25 @@ class Service:
     channels: Channels
     dispatcher: Dispatcher
     metrics: Metrics
+    tenants: Tenants
 
     def generate(
-        self, requests: Sequence[GenerationRequest], *, label: str, arrived_s: float
+        self,
+        requests: Sequence[GenerationRequest],
+        *,
+        label: str,
+        authorization: str | None,
+        arrived_s: float,
     ) -> AbstractContextManager[Generation]:
-        """See ``router.generation.generate``."""
-        return generate(self.dispatcher, self.tokenizer, requests, label=label, arrived_s=arrived_s)
+        """See ``router.generation.generate``. ``authorization``: what the client said it is."""
+        return generate(
+            self.dispatcher,
+            self.tokenizer,
+            requests,
+            label=label,
+            tenant=self.tenants.tenant_of(authorization),
+            arrived_s=arrived_s,
+        )
 
     def max_model_len(self) -> int:
         """Prompt and output tokens that one request may have."""
@@ -77,7 +92,8 @@ class Service:
             readiness=self.readiness(),
             num_requests=self.dispatcher.num_running,
         )
-        return {"model": self.spec.served_name, "version": version(), **nodes}
+        queues = [asdict(queue) for queue in self.dispatcher.queues().queues]
+        return {"model": self.spec.served_name, "version": version(), **nodes, "queues": queues}
 
 
 def version() -> str:

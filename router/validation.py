@@ -19,6 +19,7 @@ MAX_STOP_TOKEN_IDS = 128
 MAX_TEMPERATURE = 100.0
 GREEDY_BELOW = 1e-5  # logits divided by less overflow; such a temperature means greedy
 MAX_REPETITION_PENALTY = 100.0
+MAX_PRIORITY = 100
 INT32_MAX = 2**31 - 1
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 SHOWN_CHARS = 80
@@ -75,6 +76,14 @@ def check_sampling(fields: SamplingFields, *, vocab_size: int, max_n: int) -> No
         raise _wrong(fields.logprobs_field, fields.logprobs, f"0 to {MAX_LOGPROBS}")
     if fields.n is not None and not 1 <= fields.n <= max_n:
         raise _wrong("n", fields.n, f"1 to {max_n}")
+
+
+def check_priority(priority: int | None) -> int:
+    """The priority, 0 where none is given. Raises InvalidRequestError for one out of range."""
+    if priority is not None and not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
+        allowed = f"{-MAX_PRIORITY} (earliest) to {MAX_PRIORITY} (latest)"
+        raise _wrong("priority", priority, allowed)
+    return priority or 0
 
 
 def to_sampling_params(fields: SamplingFields, *, max_tokens: int, seed: int) -> SamplingParams:

@@ -24,8 +24,10 @@ class AsyncClient:
     Every method raises the errors of ``pdserve.core.errors``.
     """
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, *, api_key: str | None = None) -> None:
+        """``api_key``: the router shares its queue fairly among keys."""
         self._channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+        self._metadata = messages.metadata(api_key)
         self._stub = inference_pb2_grpc.InferenceStub(self._channel)
 
     async def __aenter__(self) -> Self:
@@ -47,6 +49,7 @@ class AsyncClient:
         model: str | None = None,
         timeline: bool = False,
         label: str | None = None,
+        priority: int | None = None,
         timeout_s: float | None = None,
         **sampling: Unpack[SamplingOptions],
     ) -> Awaitable[Completion]: ...
@@ -60,6 +63,7 @@ class AsyncClient:
         model: str | None = None,
         timeline: bool = False,
         label: str | None = None,
+        priority: int | None = None,
         timeout_s: float | None = None,
         **sampling: Unpack[SamplingOptions],
     ) -> AsyncGenerator[Chunk, None]: ...
@@ -72,6 +76,7 @@ class AsyncClient:
         model: str | None = None,
         timeline: bool = False,
         label: str | None = None,
+        priority: int | None = None,
         timeout_s: float | None = None,
         **sampling: Unpack[SamplingOptions],
     ) -> Awaitable[Completion] | AsyncGenerator[Chunk, None]:
@@ -79,10 +84,10 @@ class AsyncClient:
 
         Await it; with ``stream`` iterate it for the chunks as they come; closing the iteration
         aborts the request. ``timeline`` asks for the stages of the request, ``label`` names it in
-        the router's log.
+        the router's log; a lower ``priority`` is earlier where requests have to wait.
         """
         request = messages.generate_request(
-            prompt, sampling, model=model, timeline=timeline, label=label
+            prompt, sampling, model=model, timeline=timeline, label=label, priority=priority
         )
         chunks = self._chunks(request, timeout_s)
         return chunks if stream else _completion(chunks)
@@ -125,7 +130,7 @@ class AsyncClient:
     async def _chunks(
         self, request: pb.GenerateRequest, timeout_s: float | None
     ) -> AsyncGenerator[Chunk, None]:
-        call = self._stub.Generate(request, timeout=timeout_s)
+        call = self._stub.Generate(request, timeout=timeout_s, metadata=self._metadata)
         try:
             with messages.raising():
                 async for message in call:

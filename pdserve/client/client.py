@@ -24,8 +24,10 @@ class Client:
     Every method raises the errors of ``pdserve.core.errors``.
     """
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, *, api_key: str | None = None) -> None:
+        """``api_key``: the router shares its queue fairly among keys."""
         self._channel = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+        self._metadata = messages.metadata(api_key)
         self._stub = inference_pb2_grpc.InferenceStub(self._channel)
 
     def __enter__(self) -> Self:
@@ -47,6 +49,7 @@ class Client:
         model: str | None = None,
         timeline: bool = False,
         label: str | None = None,
+        priority: int | None = None,
         timeout_s: float | None = None,
         **sampling: Unpack[SamplingOptions],
     ) -> Completion: ...
@@ -60,6 +63,7 @@ class Client:
         model: str | None = None,
         timeline: bool = False,
         label: str | None = None,
+        priority: int | None = None,
         timeout_s: float | None = None,
         **sampling: Unpack[SamplingOptions],
     ) -> Iterator[Chunk]: ...
@@ -72,16 +76,18 @@ class Client:
         model: str | None = None,
         timeline: bool = False,
         label: str | None = None,
+        priority: int | None = None,
         timeout_s: float | None = None,
         **sampling: Unpack[SamplingOptions],
     ) -> Completion | Iterator[Chunk]:
         """Answer a text, token ids or chat messages; ``sampling`` are ``SamplingOptions``.
 
         With ``stream`` the chunks as they come; leaving the iteration aborts the request.
-        ``timeline`` asks for the stages of the request, ``label`` names it in the router's log.
+        ``timeline`` asks for the stages of the request, ``label`` names it in the router's log;
+        a lower ``priority`` is earlier where requests have to wait.
         """
         request = messages.generate_request(
-            prompt, sampling, model=model, timeline=timeline, label=label
+            prompt, sampling, model=model, timeline=timeline, label=label, priority=priority
         )
         chunks = self._chunks(request, timeout_s)
         return chunks if stream else messages.completion_of(chunks)
@@ -121,7 +127,7 @@ class Client:
             return self._stub.Detokenize(request).text
 
     def _chunks(self, request: pb.GenerateRequest, timeout_s: float | None) -> Iterator[Chunk]:
-        call = self._stub.Generate(request, timeout=timeout_s)
+        call = self._stub.Generate(request, timeout=timeout_s, metadata=self._metadata)
         try:
             with messages.raising():
                 for message in call:

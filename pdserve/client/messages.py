@@ -59,9 +59,13 @@ def generate_request(
     model: str | None,
     timeline: bool,
     label: str | None,
+    priority: int | None,
 ) -> pb.GenerateRequest:
     """Raises InvalidRequestError naming what cannot be sent, TypeError for an unknown option."""
     request = pb.GenerateRequest(model=model or "", timeline=timeline, label=label)
+    if priority is not None:
+        with _naming("priority"):
+            request.priority = priority
     if isinstance(prompt, str):
         request.text = prompt
     elif all(isinstance(item, int) for item in prompt):
@@ -223,3 +227,8 @@ def _choice(index: int, parts: Sequence[Chunk]) -> Choice:
         finish_reason=parts[-1].finish_reason,
         stop_reason=parts[-1].stop_reason,
     )
+
+
+def metadata(api_key: str | None) -> tuple[tuple[str, str], ...]:
+    """What goes with every call of a client."""
+    return () if api_key is None else (("authorization", f"Bearer {api_key}"),)

@@ -39,6 +39,7 @@ async def start_front(site: Site) -> RouterFront:
         model=cluster.model,
         dtype=config.model.dtype,
         max_model_len=cluster.max_model_len,
+        headroom_tokens=config.decode.headroom_tokens,
         prefill_configured=bool(config.prefill.replicas),
     )
     return RouterFront(await start_router(spec, silence_s=config.network.silence_s))

@@ -169,6 +169,14 @@ class PromptClass:
     name: str
     below: int | None = None  # None: no bound (the last class)
     prefill_nodes: tuple[str, ...] = ()  # names such as prefill-0; none: all
+    max_queued: int | None = None  # of this class may wait at the router; None: no bound of its own
+    queue_timeout_s: float | None = None  # default: router.limits.queue_timeout_s
+
+    def __post_init__(self) -> None:
+        if self.max_queued is not None:
+            _at_least(f"router.classes.{self.name}.max_queued", self.max_queued, 1)
+        if self.queue_timeout_s is not None:
+            _above(f"router.classes.{self.name}.queue_timeout_s", self.queue_timeout_s, 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,12 +189,23 @@ class LimitsConfig:
     max_prompts: int = 256  # prompts of one batch
     client_stall_s: float = 60.0  # a client that reads nothing for so long is dropped
     request_timeout_s: float = 600.0  # from arrival to last token
+    queue_timeout_s: float = 300.0  # a request that no node had room for is dropped then
+    priority_step_s: float = 5.0  # what one step of `priority` is worth in arriving earlier
+    max_sent_ahead: int = 4  # requests that wait on a node for blocks, so that it never idles
+    kv_watermark: float = 0.95  # share of a node's KV blocks that new requests may fill
 
     def __post_init__(self) -> None:
         for key in ("max_queued_requests", "max_body_bytes", "max_n", "max_prompts"):
             _at_least(f"router.limits.{key}", getattr(self, key), 1)
-        for key in ("client_stall_s", "request_timeout_s"):
+        for key in ("client_stall_s", "request_timeout_s", "queue_timeout_s"):
             _above(f"router.limits.{key}", getattr(self, key), 0)
+        for key in ("priority_step_s", "max_sent_ahead"):
+            _at_least(f"router.limits.{key}", getattr(self, key), 0)
+        if not 0 < self.kv_watermark <= 1:
+            raise ConfigError(
+                f"router.limits.kv_watermark: got {self.kv_watermark}, allowed are numbers above "
+                "0, at most 1"
+            )
 
 
 _DEFAULT_CLASSES = (

@@ -5,6 +5,7 @@
     ├── NeverFitsError                400   INVALID_ARGUMENT     router: says what fits
     ├── UnknownModelError             404   NOT_FOUND            router
     ├── QueueDeadlineError            408   DEADLINE_EXCEEDED    router: dropped before prefill
+    ├── RequestTimeoutError           504   DEADLINE_EXCEEDED    router: ends it on its node
     ├── OverloadedError               429   RESOURCE_EXHAUSTED   router: with Retry-After
     ├── RequestAbortedError           499   CANCELLED            each owner frees
     ├── NoNodeError                   503   UNAVAILABLE          router
@@ -72,6 +73,13 @@ class QueueDeadlineError(PdserveError):
     """The request waited longer than its class allows and was dropped before any prefill."""
 
     http_status = 408
+    grpc_status = "DEADLINE_EXCEEDED"
+
+
+class RequestTimeoutError(PdserveError):
+    """The answer was begun, or a node had the request, but it did not end in time."""
+
+    http_status = 504
     grpc_status = "DEADLINE_EXCEEDED"
 
 

@@ -1,7 +1,8 @@
 """Where the time of one request went, stage by stage, and the proof of who did the work.
 
 Each stage is measured by the monotonic clock of the one process that did it. Stages in order:
-``admission`` (router), ``reserve`` (decode: waiting for blocks), ``prefill_queue`` and ``prefill``
+``admission`` and ``router_queue`` (router: until accepted; until a decode node had room),
+``reserve`` (decode: waiting for blocks), ``prefill_queue`` and ``prefill``
 (the node that prefilled), ``transfer`` (decode: first token known → all KV blocks in),
 ``decode_queue`` (decode: blocks in → first decode step), ``first_decode`` (that step).
 """

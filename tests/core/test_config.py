@@ -73,6 +73,11 @@ LIMIT_VALUES = [
     ("max_prompts", 0, "1 and more"),
     ("client_stall_s", 0, "more than 0"),
     ("request_timeout_s", -1.0, "more than 0"),
+    ("queue_timeout_s", 0, "more than 0"),
+    ("priority_step_s", -1.0, "0 and more"),
+    ("max_sent_ahead", -1, "0 and more"),
+    ("kv_watermark", 0, "above 0, at most 1"),
+    ("kv_watermark", 1.5, "above 0, at most 1"),
 ]
 
 
@@ -146,6 +151,12 @@ def test_classes_that_leave_a_prompt_without_one_class_are_refused(
     message = refusal("router", {"classes": classes})
     assert message.startswith("router.classes: ")
     assert problem in message
+
+
+@pytest.mark.parametrize(("key", "value"), [("max_queued", 0), ("queue_timeout_s", 0)])
+def test_bounds_of_a_class_are_refused_by_its_name(key: str, value: int):
+    message = refusal("router", {"classes": [{"name": "all", key: value}]})
+    assert message.startswith(f"router.classes.all.{key}: got 0")
 
 
 def test_classes_are_read_in_order_with_the_nodes_that_serve_them():

@@ -11,7 +11,7 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from pdserve.core.config import LimitsConfig, RouterConfig
+from pdserve.core.config import LimitsConfig, PromptClass, RouterConfig
 from pdserve.core.model_spec import read_model_spec
 from pdserve.text.tokenizer import Tokenizer
 from router.server import Router, start_router
@@ -110,6 +110,7 @@ class WorldMaker:
         num_decode: int = 1,
         num_prefill: int = 0,
         limits: LimitsConfig | None = None,
+        classes: tuple[PromptClass, ...] | None = None,
         local_prefill_below: int = 0,
         max_model_len: int = 512,
         silence_s: float = WAIT_S,
@@ -138,12 +139,14 @@ class WorldMaker:
                 grpc_port=0,
                 local_prefill_below=local_prefill_below,
                 limits=limits or LimitsConfig(),
+                classes=classes or RouterConfig().classes,
             ),
             served_name="tiny",
             model_dir=self._model_dir,
             model=read_model_spec(self._model_dir),
             dtype="float32",
             max_model_len=None,
+            headroom_tokens=64,
             prefill_configured=num_prefill > 0,
             nodes=tuple(node.address for node in nodes),
         )

@@ -166,6 +166,8 @@ class FakeDecodeNode(session_pb2_grpc.DecodeNodeServicer):
         """Be as at the start, with the same sessions."""
         self.behave = self._first_behaviour
         self.token_time_s = 0.0
+        self.free_blocks = NUM_BLOCKS
+        self.running = 0
         self.submitted: list[Request] = []
         self.aborted: list[RequestKey] = []
         self.ended: set[tuple[RequestKey, int]] = set()
@@ -256,8 +258,9 @@ class FakeDecodeNode(session_pb2_grpc.DecodeNodeServicer):
             ready=self.ready,
             reason="" if self.ready else "not now",
             total_blocks=NUM_BLOCKS,
-            free_blocks=NUM_BLOCKS,
+            free_blocks=self.free_blocks,
             block_size=BLOCK_SIZE,
+            running=self.running,
             connected_prefill_nodes=self.prefill_nodes,
         )
 

@@ -294,8 +294,27 @@ async def test_a_request_that_takes_too_long_is_ended(make_world: WorldMaker) ->
     async with make_world(limits=LimitsConfig(request_timeout_s=0.2)) as world:
         world.decode[0].behave = silence
         response = await world.complete()
-        assert response.status_code == 408
-        assert "request_timeout_s" in response.json()["error"]["message"]
+        assert response.status_code == 504
+        error = response.json()["error"]
+        assert error["type"] == "request_timeout_error"
+        assert "request_timeout_s" in error["message"]
+        await until(lambda: len(world.decode[0].aborted) == 1)
+
+
+async def one_token(node: FakeDecodeNode, session: FakeSession, request: Request) -> None:
+    session.say(request, 0, 0, node.answer_ids[:1])
+
+
+async def test_a_stream_that_takes_too_long_ends_with_a_named_event(
+    make_world: WorldMaker,
+) -> None:
+    async with make_world(limits=LimitsConfig(request_timeout_s=0.2)) as world:
+        world.decode[0].behave = one_token
+        response = await world.complete(stream=True)
+        assert response.status_code == 200
+        last = response.text.strip().split("\n\n")[-1]
+        assert '"request_timeout_error"' in last
+        assert "1 tokens had come" in last
         await until(lambda: len(world.decode[0].aborted) == 1)
 
 

@@ -26,6 +26,7 @@ def spec(model_dir: Path) -> RouterSpec:
         model=read_model_spec(model_dir),
         dtype="float32",
         max_model_len=None,
+        headroom_tokens=64,
         prefill_configured=False,
     )
 
