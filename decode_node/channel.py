@@ -44,6 +44,8 @@ class StreamLink:
             prompt_len=sequence.prompt_len,
             choices=sequence.choices,
             sampling=convert.sampling_to_proto(sequence.sampling),
+            start=sequence.num_cached,
+            cache_salt=sequence.cache_salt,
         )
         self._outbox.put(session_pb2.PrefillRequest(prefill=task))
 

@@ -41,6 +41,7 @@ def make_sequence(
         end_token_ids=end_token_ids(model, sampling),
         max_len=min(wanted_len, max_model_len),
         arrived_s=arrived_s,
+        cache_salt=request.cache_salt,
     )
 
 

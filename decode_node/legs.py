@@ -38,7 +38,7 @@ class PrefillLink(Protocol):
     def peer(self) -> Peer: ...
 
     def ask(self, handoff: HandoffId, sequence: Sequence) -> None:
-        """Ask for the prefill of the sequence's tokens."""
+        """Ask for the prefill of the sequence's tokens, and for the KV that is not cached here."""
 
     def cancel(self, handoff: HandoffId) -> None:
         """Nothing more of this handoff is wanted."""
@@ -143,7 +143,7 @@ class Legs:
     # ---- legs -------------------------------------------------------------------------------
 
     def start(self, state: RequestState, sequence: Sequence, link: PrefillLink) -> None:
-        """Make the sequence's blocks ready for its KV, then ask for it."""
+        """Make the sequence's blocks ready for the KV that they lack, then ask for it."""
         self._num_started += 1
         handoff = HandoffId(*state.request.key, self._num_started)
         receiver = handoffs.ReceiverHandoff(num_ranks=self._ranks.layout.tp_size)
@@ -155,7 +155,7 @@ class Legs:
             ExpectHandoff(
                 handoff=handoff,
                 peer_id=link.peer.peer_id,
-                start=0,
+                start=sequence.num_cached,
                 num_tokens=sequence.num_prompt,
                 blocks=tuple(sequence.blocks[:num_blocks]),
             )
@@ -206,7 +206,7 @@ class Legs:
             match action:
                 case handoffs.Ready():
                     leg.is_ready = True
-                    self._ledger.end_transfer(leg.sequence)
+                    self._ledger.received(leg.sequence)
                     news.append(Arrived(leg))
                 case handoffs.Cancel():
                     leg.link.cancel(leg.handoff)

@@ -60,6 +60,7 @@ class DecodeNode:
             num_blocks=ranks.num_blocks,
             block_size=ranks.layout.block_size,
             num_slots=spec.pool.max_num_seqs,
+            enable_prefix_caching=spec.pool.enable_prefix_caching,
         )
         self._limits = DecodeLimits(
             max_num_seqs=spec.pool.max_num_seqs,
@@ -200,6 +201,8 @@ class DecodeNode:
             num_preemptions=self.scheduler.num_preemptions,
             kv_bytes_moved=self.legs.kv_bytes_moved,
             draining_blocks=ledger.num_draining_blocks,
+            prefix_cache_queries=ledger.num_queried_tokens,
+            prefix_cache_hits=ledger.num_hit_tokens,
             ranks=ranks,
             connected_prefill_nodes=self.legs.connected,
             costs=convert.costs_to_proto(self._meter.costs()),
@@ -276,6 +279,7 @@ class DecodeNode:
             return
         is_routed_here = not route.prefill_nodes
         state.take_route(RouteTaken.LOCAL if is_routed_here else RouteTaken.FALLBACK)
+        state.count_cached(sequence.num_cached)
         self.scheduler.prefill_locally(sequence, budgeted=is_routed_here)
         state.timing.local_started(self._clock.now_s())
 
@@ -292,6 +296,7 @@ class DecodeNode:
             return
         now_s = self._clock.now_s()
         leg.state.timing.prefilled(now_s, leg.link.node, tokens.queue_s, tokens.prefill_s)
+        leg.state.count_cached(tokens.cached_tokens)
         leg.has_first_tokens = True
         self.scheduler.first_tokens(sequence, first)
         if leg.is_ready and not leg.sequence.over:

@@ -66,6 +66,7 @@ class RequestState:
     _transport: str | None = None
     _kv_bytes: int = 0
     _num_preemptions: int = 0
+    _cached_tokens: int = 0
     _living: dict[int, Sequence] = field(default_factory=dict)
     _alternates: dict[int, list[str]] = field(default_factory=dict)
     _has_output: bool = False
@@ -117,9 +118,15 @@ class RequestState:
         self._kv_bytes += num_bytes
         self._transport = transport
 
+    def count_cached(self, num_tokens: int) -> None:
+        """The prefill of the first output finds KV of so many tokens; later ones change nothing."""
+        if not self._has_output:
+            self._cached_tokens = min(num_tokens, self.request.prompt_len)
+
     def count_replaced(self, sequence: Sequence) -> None:
         """A sequence made way for want of blocks: a preemption if work on it was lost."""
-        if sequence.num_planned or len(sequence.token_ids) > sequence.num_prompt:
+        is_begun = sequence.num_planned > sequence.num_cached
+        if is_begun or len(sequence.token_ids) > sequence.num_prompt:
             self._num_preemptions += 1
 
     # ---- what the router is told ------------------------------------------------------------
@@ -148,6 +155,7 @@ class RequestState:
             kv_bytes=self._kv_bytes,
             transport=self._transport,
             num_preemptions=self._num_preemptions,
+            cached_tokens=self._cached_tokens,
         )
         self.session.put_timeline(self.request.key, timeline)
 

@@ -4,7 +4,8 @@
                                 |  `--prefill_locally--> LOCAL --last chunk--^
                                 `--withdrawn / preempted / failed: over; goes on as another sequence
 
-Blocks for the prompt and a head-room of output are reserved before any prefill is spent. When a
+Blocks for the prompt and a head-room of output are reserved before any prefill is spent, beginning
+with those that the prefix cache has: only the rest is computed here or comes by handoff. When a
 running sequence needs a block and none is free, in this order and youngest first: handoffs that
 have not started are withdrawn, then running and local sequences are preempted. What was withdrawn
 or preempted goes on as a new sequence at its old place in the queue, with its tokens so far;
@@ -206,9 +207,7 @@ class DecodeScheduler:
 
     def _reserve(self, sequence: Sequence) -> bool:
         """Reserve blocks, unless the next growth of those that run would want them."""
-        wanted = self._wanted(sequence)
-        left = self.ledger.pool.num_free - self.ledger.num_blocks_for(wanted)
-        return left >= len(self._running) and self.ledger.reserve(sequence, wanted)
+        return self.ledger.begin(sequence, self._wanted(sequence), spare=len(self._running))
 
     def _can_decode(self, sequence: Sequence) -> bool:
         return not sequence.over and sequence.num_expected < sequence.max_len

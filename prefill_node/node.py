@@ -80,6 +80,7 @@ class PrefillNode:
             num_blocks=ranks.num_blocks,
             block_size=ranks.layout.block_size,
             num_slots=spec.pool.max_num_seqs,
+            enable_prefix_caching=spec.pool.enable_prefix_caching,
         )
         self.scheduler = PrefillScheduler(
             ledger=ledger,
@@ -202,6 +203,8 @@ class PrefillNode:
             queued_prefill_tokens=self.scheduler.num_queued_tokens,
             kv_bytes_moved=self._kv_bytes_moved,
             draining_blocks=ledger.num_draining_blocks,
+            prefix_cache_queries=ledger.num_queried_tokens,
+            prefix_cache_hits=ledger.num_hit_tokens,
             ranks=ranks,
             costs=convert.costs_to_proto(self._meter.costs(self._link_meter.cost())),
             prefill_chunk=self._chunk_len,
@@ -216,10 +219,16 @@ class PrefillNode:
         if self.readiness.problem is not None:
             raise NodeLostError(f"{self.spec.name}: {self.readiness.problem}")
         sequence = self._make_sequence(handoff, task)
+        theirs = session.peer.layout.block_size
+        if task.start % theirs or task.start >= sequence.num_prompt:
+            raise InvalidRequestError(
+                "start",
+                f"got {task.start}, allowed are multiples of {theirs} below {sequence.num_prompt}",
+            )
         sender = handoffs.SenderHandoff(
             num_ranks=self._ranks.layout.tp_size,
-            unit=gcd(self._ranks.layout.block_size, session.peer.layout.block_size),
-            start=0,
+            unit=gcd(self._ranks.layout.block_size, theirs),
+            start=task.start,
         )
         prefill = _Prefill(handoff, session, sequence, sender)
         self._prefills[handoff] = self._by_sequence[sequence] = prefill
@@ -248,6 +257,7 @@ class PrefillNode:
             end_token_ids=end_token_ids(self.spec.model, sampling),
             max_len=num_tokens + 1,
             arrived_s=self._clock.now_s(),
+            cache_salt=task.cache_salt,
         )
 
     def _note_idle(self) -> None:
@@ -258,7 +268,8 @@ class PrefillNode:
     def _note_planned(self) -> None:
         now_s = self._clock.now_s()
         for prefill in self._prefills.values():
-            if prefill.first_planned_s is None and prefill.sequence.num_planned:
+            is_planned = prefill.sequence.num_planned > prefill.sequence.num_cached
+            if prefill.first_planned_s is None and is_planned:
                 prefill.first_planned_s = now_s
 
     def _on_computed(self, event: TokensComputed) -> None:
@@ -348,4 +359,5 @@ class PrefillNode:
             logprobs=[convert.logprobs_to_proto(item) for item in first.logprobs],
             queue_s=begun_s - prefill.sequence.arrived_s,
             prefill_s=now_s - begun_s,
+            cached_tokens=prefill.sequence.num_cached,
         )

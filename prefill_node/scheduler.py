@@ -3,8 +3,9 @@
 Order: first come, first served, with ageing by length class. A prompt's place in the queue is its
 arrival plus ``overtake_s`` for each class above the shortest: a short prompt passes a long one
 that came up to that much earlier, never one that has waited longer. A prompt starts only when
-blocks for the whole of it are free, so there is no preemption here and no deadlock. Blocks stay
-with the sequence until its handoff is over (``release``).
+blocks for the whole of it are free, so there is no preemption here and no deadlock; what the
+prefix cache holds of it is not computed again. Blocks stay with the sequence until its handoff is
+over (``release``).
 """
 
 import bisect
@@ -19,8 +20,8 @@ from pdserve.engine.sequence import Sequence
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokensComputed:
-    """KV of ``sequence`` is computed up to ``num_tokens``; with the last chunk come the first
-    tokens.
+    """KV of ``sequence`` is computed, or was cached, up to ``num_tokens``; with the last chunk come
+    the first tokens.
     """
 
     sequence: Sequence
@@ -128,9 +129,16 @@ class PrefillScheduler:
         for sequence in list(self._waiting):
             if not self.ledger.num_free_slots:
                 return
-            if self.ledger.reserve(sequence, sequence.num_prompt):
+            if self.ledger.begin(sequence, sequence.num_prompt):
                 self._waiting.remove(sequence)
                 self.ledger.enter(sequence)
                 bisect.insort(self._running, sequence, key=self._place)
+                self._note_cached(sequence)
             elif now_s > self._place(sequence) + self._overtake_s:
                 return
+
+    def _note_cached(self, sequence: Sequence) -> None:
+        if num_tokens := sequence.num_cached:
+            self._events.append(
+                TokensComputed(sequence=sequence, num_tokens=num_tokens, first=None)
+            )

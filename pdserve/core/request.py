@@ -93,6 +93,7 @@ class Request:
 
     ``token_ids[:prompt_len]`` is the client's prompt; what follows are output tokens that the
     client already has (a retry). ``choices`` are the indices of the wanted continuations (``n``).
+    KV is shared only between requests of one ``cache_salt``.
     """
 
     request_id: str
@@ -102,6 +103,7 @@ class Request:
     choices: tuple[int, ...]
     sampling: SamplingParams
     route: Route
+    cache_salt: bytes = b""
 
     @property
     def key(self) -> RequestKey:

@@ -3,6 +3,12 @@
 Both schedulers decide with it; it is the only place where blocks are freed. A released sequence
 keeps its blocks until every step in flight that touches it has retired and no handoff reads or
 writes them.
+
+With a prefix cache a new sequence begins with the blocks that hold the longest known beginning of
+its prompt. A block is named, so that others find it, when the step that filled it has retired or
+all of its handoff is in; what was only planned, or came in part, never is. Named blocks are not
+written again: a sequence writes beyond the blocks that it was given, and a fork copies the block
+that it goes on in.
 """
 
 from collections import deque
@@ -10,6 +16,7 @@ from collections.abc import Sequence as Run
 from dataclasses import dataclass
 
 from pdserve.core.kv_layout import BlockId
+from pdserve.core.prefix_hash import extend_hashes
 from pdserve.engine.batch import Batch, BlockCopy, Carried, Chunk, Joined, Slot
 from pdserve.engine.block_pool import BlockPool
 from pdserve.engine.sequence import Sequence
@@ -25,11 +32,20 @@ class _InFlight:
 
 
 class Ledger:
-    """Blocks and slots of one node. ``num_slots`` sequences can be resident on the ranks."""
+    """Blocks and slots of one node. ``num_slots`` sequences can be resident on the ranks.
 
-    def __init__(self, *, num_blocks: int, block_size: int, num_slots: int) -> None:
+    ``num_queried_tokens`` counts the prompt tokens of all sequences that began with a prefix cache,
+    ``num_hit_tokens`` those whose KV was found.
+    """
+
+    def __init__(
+        self, *, num_blocks: int, block_size: int, num_slots: int, enable_prefix_caching: bool
+    ) -> None:
         self.pool = BlockPool(num_blocks)
         self.block_size = block_size
+        self.num_queried_tokens = 0
+        self.num_hit_tokens = 0
+        self._enable_prefix_caching = enable_prefix_caching
         self._free_slots = [Slot(i) for i in reversed(range(num_slots))]
         self._joined: dict[Slot, Sequence] = {}
         self._left: list[Slot] = []
@@ -44,7 +60,7 @@ class Ledger:
 
     @property
     def is_empty(self) -> bool:
-        """True if every block is free."""
+        """True if no block has an owner."""
         return self.pool.num_free == self.pool.num_blocks
 
     @property
@@ -54,6 +70,26 @@ class Ledger:
 
     def num_blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
+
+    def begin(self, sequence: Sequence, num_tokens: int, *, spare: int = 0) -> bool:
+        """Give a new sequence what is cached of its prompt, and blocks for ``num_tokens`` in all.
+
+        False, and nothing changed, if fewer than ``spare`` blocks would be left free.
+        """
+        assert not sequence.blocks
+        cached = self._cached(sequence)
+        num_new = self.num_blocks_for(num_tokens) - len(cached)
+        num_idle = sum(map(self.pool.cache.is_idle, cached))
+        if num_new + num_idle + spare > self.pool.num_free:
+            return False
+        self.pool.share(cached)
+        sequence.blocks = cached + self.pool.allocate(num_new)
+        sequence.num_named = len(cached)
+        sequence.num_cached = sequence.num_planned = len(cached) * self.block_size
+        if self._enable_prefix_caching:
+            self.num_queried_tokens += sequence.num_prompt
+            self.num_hit_tokens += sequence.num_cached
+        return True
 
     def reserve(self, sequence: Sequence, num_tokens: int) -> bool:
         """Give the sequence blocks for ``num_tokens`` tokens in all.
@@ -129,6 +165,8 @@ class Ledger:
             self._copies.append(BlockCopy(source=source, destination=destination))
             child.blocks.append(destination)
         child.num_planned = parent.num_prompt
+        child.block_names = parent.block_names[:num_full]
+        child.num_named = num_full
         return True
 
     def batch(self, chunks: list[Chunk], sequences: list[Sequence]) -> Batch | None:
@@ -157,8 +195,9 @@ class Ledger:
         step = self._in_flight.popleft()
         assert step.step == batch.step, f"step {batch.step} retired, {step.step} expected"
         self.pool.free(step.copied)
-        for sequence in step.sequences:
+        for sequence, chunk in zip(step.sequences, batch.chunks, strict=True):
             sequence.num_in_flight -= 1
+            self._name_blocks(sequence, chunk.start + chunk.length)
             self._settle(sequence)
         return step.sequences
 
@@ -166,6 +205,11 @@ class Ledger:
         """From now on a handoff may read or write the sequence's blocks."""
         assert not sequence.in_transfer
         sequence.in_transfer = True
+
+    def received(self, sequence: Sequence) -> None:
+        """A handoff has brought all KV of the sequence's prompt, and is over."""
+        self._name_blocks(sequence, sequence.num_prompt)
+        self.end_transfer(sequence)
 
     def end_transfer(self, sequence: Sequence) -> None:
         """No handoff touches the sequence's blocks any more."""
@@ -180,6 +224,32 @@ class Ledger:
         self.leave(sequence)
         self.num_draining_blocks += len(sequence.blocks)
         self._settle(sequence)
+
+    def _cached(self, sequence: Sequence) -> list[BlockId]:
+        """The blocks with the longest known beginning of the prompt.
+
+        Never the whole prompt: its last token is computed, as the first output is sampled after it.
+        """
+        if not self._enable_prefix_caching:
+            return []
+        self._extend_names(sequence)
+        most = (sequence.num_prompt - 1) // self.block_size
+        return self.pool.cache.find(sequence.block_names[:most])
+
+    def _name_blocks(self, sequence: Sequence, num_tokens: int) -> None:
+        """KV of positions [0, num_tokens) is in the blocks: others may find the full ones."""
+        # A token that was sampled after the sequence's end is not known here, its KV is of no use.
+        num_full = min(num_tokens, len(sequence.token_ids)) // self.block_size
+        if not self._enable_prefix_caching or num_full <= sequence.num_named:
+            return
+        self._extend_names(sequence)
+        for i in range(sequence.num_named, num_full):
+            self.pool.cache.name(sequence.blocks[i], sequence.block_names[i])
+        sequence.num_named = num_full
+
+    def _extend_names(self, sequence: Sequence) -> None:
+        names, tokens = sequence.block_names, sequence.token_ids
+        extend_hashes(names, tokens, self.block_size, sequence.cache_salt)
 
     def _settle(self, sequence: Sequence) -> None:
         if not sequence.released or sequence.num_in_flight or sequence.in_transfer:

@@ -9,6 +9,7 @@ from collections.abc import Sequence as Run
 from dataclasses import dataclass, field
 
 from pdserve.core.kv_layout import BlockId
+from pdserve.core.prefix_hash import PrefixHash
 from pdserve.core.request import FinishReason, RequestKey, SamplingParams
 from pdserve.engine.batch import Slot
 
@@ -18,7 +19,8 @@ class Sequence:
     """Mutable state; the scheduler and its ledger are the only writers.
 
     ``token_ids[:prompt_len]`` is the client's prompt, the rest are output tokens that are known.
-    KV of positions [0, num_planned) is cached or will be by steps that are in flight.
+    KV of positions [0, num_planned) is there or will be by steps that are in flight; that of
+    [0, num_cached) was there before this sequence began, in blocks that others may share.
     """
 
     key: RequestKey
@@ -29,8 +31,12 @@ class Sequence:
     end_token_ids: tuple[int, ...]
     max_len: int  # tokens at most, prompt included
     arrived_s: float
+    cache_salt: bytes = b""  # sequences of different salts share no KV
 
     blocks: list[BlockId] = field(default_factory=list)
+    block_names: list[PrefixHash] = field(default_factory=list)  # of full blocks, as far as needed
+    num_named: int = 0  # blocks that the prefix cache has been told of, or has given
+    num_cached: int = 0
     num_planned: int = 0
     num_prompt: int = field(init=False)  # tokens whose KV must be there before the first sample
     slot: Slot | None = None
@@ -67,8 +73,10 @@ class Sequence:
         return None
 
     def again(self) -> "Sequence":
-        """The next life of this sequence: the same tokens, nothing cached."""
-        return self._child(self.choices, self.token_ids)
+        """The next life of this sequence: the same tokens, no blocks."""
+        new = self._child(self.choices, self.token_ids)
+        new.block_names = list(self.block_names)
+        return new
 
     def forked(self, choice: int) -> "Sequence":
         """The sequence of one of several choices, from the prompt on."""
@@ -84,4 +92,5 @@ class Sequence:
             end_token_ids=self.end_token_ids,
             max_len=self.max_len,
             arrived_s=self.arrived_s,
+            cache_salt=self.cache_salt,
         )

@@ -83,6 +83,7 @@ def request_to_proto(request: Request) -> session_pb2.NodeRequest:
         choices=request.choices,
         sampling=sampling_to_proto(request.sampling),
         route=route,
+        cache_salt=request.cache_salt,
     )
 
 
@@ -100,6 +101,7 @@ def request_from_proto(message: session_pb2.NodeRequest) -> Request:
         choices=tuple(message.choices),
         sampling=sampling_from_proto(message.sampling),
         route=route,
+        cache_salt=message.cache_salt,
     )
 
 
@@ -173,6 +175,7 @@ def timeline_to_proto(timeline: Timeline) -> inference_pb2.Timeline:
         kv_bytes=timeline.kv_bytes,
         transport=timeline.transport or "",
         num_preemptions=timeline.num_preemptions,
+        cached_tokens=timeline.cached_tokens,
     )
 
 
@@ -187,6 +190,7 @@ def timeline_from_proto(message: inference_pb2.Timeline) -> Timeline:
         kv_bytes=message.kv_bytes,
         transport=message.transport or None,
         num_preemptions=message.num_preemptions,
+        cached_tokens=message.cached_tokens,
     )
 
 

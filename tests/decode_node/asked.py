@@ -6,8 +6,7 @@ from pdserve.core.kv_layout import BlockId
 from pdserve.core.request import FinishReason, RequestKey, SamplingParams
 from pdserve.engine.sequence import Sequence
 from tests.oracle import FakeModel
-
-VOCAB_SIZE = 61
+from tests.prompts import make_prompt
 
 
 @dataclass(eq=False)
@@ -15,6 +14,7 @@ class Asked:
     """One request: how it is routed, what is right and what has come."""
 
     key: RequestKey
+    prompt: tuple[int, ...]
     route: str  # local, remote or fallback
     expected: dict[int, list[int]]
     got: dict[int, list[int]]
@@ -22,6 +22,11 @@ class Asked:
     ended: dict[int, FinishReason] = field(default_factory=dict)
     num_failures: int = 0
     aborted: bool = False
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """The prompt and what has come of the first choice."""
+        return (*self.prompt, *self.got[0])
 
     @property
     def num_blocks(self) -> int:
@@ -54,8 +59,13 @@ def make_asked(
     ends: tuple[int, ...] = (),
     min_tokens: int = 0,
     penalty: float = 0.0,
+    num_alike: int = 0,
+    after: tuple[int, ...] = (),
+    cache_salt: bytes = b"",
 ) -> Asked:
-    """The ``number``-th request. Its tokens are like no other request's."""
+    """The ``number``-th request. Its tokens are like no other request's, but for the first
+    ``num_alike`` (``make_prompt``); with ``after`` they follow those of a conversation.
+    """
     sampling = SamplingParams(
         max_tokens=max_tokens, min_tokens=min_tokens, presence_penalty=penalty, seed=number
     )
@@ -65,13 +75,15 @@ def make_asked(
         choices=choices,
         sampling=sampling,
         prompt_len=prompt_len,
-        token_ids=[(number * 7 + i * (number + 3)) % VOCAB_SIZE for i in range(prompt_len)],
+        token_ids=[*after, *make_prompt(number, prompt_len, num_alike=num_alike)][:prompt_len],
         end_token_ids=ends,
         max_len=prompt_len + max_tokens,
         arrived_s=now_s,
+        cache_salt=cache_salt,
     )
     return Asked(
         key=sequence.key,
+        prompt=tuple(sequence.token_ids),
         route=route,
         expected={choice: _answer(model, sequence, choice) for choice in choices},
         got={choice: [] for choice in choices},

@@ -13,8 +13,9 @@ from hypothesis.stateful import (
 )
 
 from decode_node.scheduler import DecodeLimits
-from tests.decode_node.asked import VOCAB_SIZE, Asked, Leg
+from tests.decode_node.asked import Asked, Leg
 from tests.decode_node.world import World
+from tests.prompts import VOCAB_SIZE
 
 REQUESTS = st.fixed_dictionaries(
     {
@@ -25,6 +26,9 @@ REQUESTS = st.fixed_dictionaries(
         "ends": st.sampled_from([(), (), tuple(range(0, VOCAB_SIZE, 7))]),
         "min_tokens": st.integers(0, 3),
         "penalty": st.sampled_from([0.0, 0.5]),
+        "num_alike": st.sampled_from([0, 3, 8, 15, 20]),
+        "goes_on": st.sampled_from([False, False, True]),
+        "cache_salt": st.sampled_from([b"", b"", b"", b"other"]),
         "admit": st.booleans(),
     }
 )
@@ -57,6 +61,7 @@ class DecodeMachine(RuleBasedStateMachine):
     def ask(self, requests, apart_s):
         most = self.world.ledger.max_tokens
         for wish in requests:
+            wish["after"] = self._conversation() if wish.pop("goes_on") else ()
             prompt_len = min(wish["prompt_len"], most - 1)
             fitted = {
                 "prompt_len": prompt_len,
@@ -125,6 +130,10 @@ class DecodeMachine(RuleBasedStateMachine):
     def teardown(self):
         if hasattr(self, "world"):
             self.world.finish()
+
+    def _conversation(self) -> tuple[int, ...]:
+        """What the latest request asked, and was answered so far."""
+        return next((asked.tokens for asked in reversed(self.world.asked.values())), ())
 
     def _not_dropped(self) -> list[Leg]:
         return [leg for leg in self.world.legs if not leg.dropped]

@@ -16,11 +16,13 @@ from pdserve.core.request import FinishReason, RequestKey
 from pdserve.engine.batch import Batch, BlockCopy, Sampled
 from pdserve.engine.ledger import Ledger
 from pdserve.engine.sequence import Sequence
-from tests.decode_node.asked import VOCAB_SIZE, Asked, Leg, make_asked
+from tests.decode_node.asked import Asked, Leg, make_asked
 from tests.decode_node.rules import check_budgets, check_victims
 from tests.fake_executor import FakeExecutor
 from tests.fakes import FakeClock
 from tests.oracle import FakeModel
+from tests.pools import empty_blocks
+from tests.prompts import VOCAB_SIZE
 
 LIMITS = DecodeLimits(
     max_num_seqs=8,
@@ -49,7 +51,12 @@ class World:
         self.clock = FakeClock()
         self.model = FakeModel(VOCAB_SIZE)
         num_slots = limits.max_num_seqs
-        self.ledger = Ledger(num_blocks=num_blocks, block_size=block_size, num_slots=num_slots)
+        self.ledger = Ledger(
+            num_blocks=num_blocks,
+            block_size=block_size,
+            num_slots=num_slots,
+            enable_prefix_caching=True,
+        )
         self.executor = FakeExecutor(
             self.model, num_blocks=num_blocks, block_size=block_size, num_slots=num_slots
         )
@@ -166,7 +173,7 @@ class World:
         leg.num_pushed += len(arriving)
         if leg.num_pushed == sequence.num_prompt:
             leg.is_ready = True
-            self.ledger.end_transfer(sequence)
+            self.ledger.received(sequence)
             if leg.has_first_tokens:
                 self._join(leg)
         self.act()
@@ -182,7 +189,7 @@ class World:
     def drain(self, leg: Leg) -> None:
         """Nothing of a dropped leg moves any more; its last write came just now."""
         assert leg.dropped
-        self.executor.poison(leg.blocks)
+        self.executor.poison(self._written(leg))
         self.legs.remove(leg)
         self.ledger.end_transfer(leg.sequence)
         self.act()
@@ -222,8 +229,11 @@ class World:
         pool = self.ledger.pool
         pool.check()
         in_flight = self.executor.blocks_in_flight()
-        in_transfer = {block for leg in self.legs if not leg.is_ready for block in leg.blocks}
+        moving = [leg for leg in self.legs if not leg.is_ready]
+        in_transfer = {block for leg in moving for block in leg.blocks}
         assert all(pool.num_owners(block) for block in in_flight | in_transfer), "freed in use"
+        written = {block for leg in moving for block in self._written(leg)}
+        assert not any(map(pool.cache.is_named, written)), "named while it is written"
         self._sequences = [s for s in self._sequences if s.blocks or not s.released]
         holders: dict[BlockId, list[Sequence]] = {}
         for sequence in self._sequences:
@@ -231,15 +241,14 @@ class World:
                 holders.setdefault(block, []).append(sequence)
         for block, sequences in holders.items():
             assert pool.num_owners(block) >= len(sequences)
-            assert block not in in_transfer or len(sequences) == 1, "shared while in transfer"
+            assert block not in written or len(sequences) == 1, "shared while it is written"
         slots = [s.slot for s in self._sequences if s.slot is not None]
         assert (
             len(set(slots)) == len(slots) == self.limits.max_num_seqs - self.ledger.num_free_slots
         )
         draining = sum(len(s.blocks) for s in self._sequences if s.released)
         assert self.ledger.num_draining_blocks == draining
-        free = [BlockId(b) for b in range(pool.num_blocks) if not pool.num_owners(BlockId(b))]
-        self.executor.poison(free)
+        self.executor.poison(empty_blocks(pool))
 
     def check_all_done(self) -> None:
         """Every request has its right answer and nothing is held."""
@@ -285,7 +294,7 @@ class World:
         if asked.route == "remote" and asked.num_failures < MAX_FAILURES:
             self.ledger.begin_transfer(sequence)
             blocks = sequence.blocks[: self.ledger.num_blocks_for(sequence.num_prompt)]
-            self.legs.append(Leg(asked, sequence, tuple(blocks)))
+            self.legs.append(Leg(asked, sequence, tuple(blocks), num_pushed=sequence.num_cached))
             return
         self._budgeted[sequence] = asked.route == "local"
         self.scheduler.prefill_locally(sequence, budgeted=self._budgeted[sequence])
@@ -313,6 +322,10 @@ class World:
             asked.living.update(dict.fromkeys(sequence.choices, sequence))
             if asked.aborted:
                 self.scheduler.remove(sequence)
+
+    def _written(self, leg: Leg) -> tuple[BlockId, ...]:
+        """Its blocks without those that were cached."""
+        return leg.blocks[leg.sequence.num_cached // self.ledger.block_size :]
 
     def _join(self, leg: Leg) -> None:
         self.legs.remove(leg)

@@ -15,7 +15,12 @@ BLOCK_SIZE = 4
 
 
 def make_ledger(num_blocks: int = 10, num_slots: int = 4) -> Ledger:
-    return Ledger(num_blocks=num_blocks, block_size=BLOCK_SIZE, num_slots=num_slots)
+    return Ledger(
+        num_blocks=num_blocks,
+        block_size=BLOCK_SIZE,
+        num_slots=num_slots,
+        enable_prefix_caching=True,
+    )
 
 
 def make_sequence(prompt_len: int = 10, **sampling) -> Sequence:

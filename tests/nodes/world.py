@@ -12,7 +12,6 @@ from random import Random
 from decode_node.node import DecodeNode
 from decode_node.requests import RouterSession
 from pdserve.core.config import DecodeConfig, PrefillConfig
-from pdserve.core.kv_layout import BlockId
 from pdserve.core.request import RouteTaken
 from pdserve.rpc import convert
 from pdserve.rpc.session import Outbox
@@ -23,6 +22,7 @@ from tests.nodes.router import Hearing
 from tests.nodes.specs import VOCAB_SIZE, Asked, make_spec
 from tests.nodes.wire import Member, Wire
 from tests.oracle import FakeModel
+from tests.pools import empty_blocks
 from tests.post import HeldPost
 
 TURNS = 12  # of the event loop, in which everything that can go on does
@@ -205,9 +205,8 @@ class World:
             pool = member.node.scheduler.ledger.pool
             pool.check()
             in_use = set(member.ranks.blocks_in_use())
-            free = {BlockId(i) for i in range(pool.num_blocks) if not pool.num_owners(BlockId(i))}
-            assert not in_use & free, "freed while in use"
-            member.ranks.executor.poison(free)
+            assert all(pool.num_owners(block) for block in in_use), "freed while in use"
+            member.ranks.executor.poison(empty_blocks(pool))
 
     def check_all_over(self) -> None:
         """Every request has its answer or a failure that its route allows; nothing is held."""

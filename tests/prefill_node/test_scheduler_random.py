@@ -19,6 +19,8 @@ PROMPTS = st.fixed_dictionaries(
         "prompt_len": st.integers(1, 40),
         "num_choices": st.integers(1, 3),
         "penalty": st.sampled_from([0.0, 0.5]),
+        "num_alike": st.sampled_from([0, 3, 8, 20, 40]),
+        "cache_salt": st.sampled_from([b"", b"", b"", b"other"]),
     }
 )
 

@@ -6,9 +6,9 @@ is checked until then.
 """
 
 import bisect
+from collections import Counter
 from dataclasses import dataclass
 
-from pdserve.core.kv_layout import BlockId
 from pdserve.core.request import RequestKey, SamplingParams
 from pdserve.engine.batch import Batch, Sampled
 from pdserve.engine.ledger import Ledger
@@ -17,8 +17,9 @@ from prefill_node.scheduler import PrefillScheduler, TokensComputed
 from tests.fake_executor import FakeExecutor
 from tests.fakes import FakeClock
 from tests.oracle import FakeModel
+from tests.pools import empty_blocks
+from tests.prompts import VOCAB_SIZE, make_prompt
 
-VOCAB_SIZE = 61
 CLASS_BOUNDS = (8, 24)
 OVERTAKE_S = 1.0
 
@@ -55,7 +56,12 @@ class World:
         self.num_slots = num_slots
         self.clock = FakeClock()
         self.model = FakeModel(VOCAB_SIZE)
-        self.ledger = Ledger(num_blocks=num_blocks, block_size=block_size, num_slots=num_slots)
+        self.ledger = Ledger(
+            num_blocks=num_blocks,
+            block_size=block_size,
+            num_slots=num_slots,
+            enable_prefix_caching=True,
+        )
         self.executor = FakeExecutor(
             self.model, num_blocks=num_blocks, block_size=block_size, num_slots=num_slots
         )
@@ -74,13 +80,21 @@ class World:
 
     # ---- what a test can do -----------------------------------------------------------------
 
-    def ask(self, prompt_len: int, *, num_choices: int = 1, penalty: float = 0.0) -> Prefill:
-        """A decode node asks for a prompt. Its tokens are like no other prompt's."""
+    def ask(
+        self,
+        prompt_len: int,
+        *,
+        num_choices: int = 1,
+        penalty: float = 0.0,
+        num_alike: int = 0,
+        cache_salt: bytes = b"",
+    ) -> Prefill:
+        """A decode node asks for a prompt (``make_prompt``)."""
         number = self._num_asked
         self._num_asked += 1
         choices = tuple(range(num_choices))
         sampling = SamplingParams(max_tokens=9, presence_penalty=penalty, seed=number)
-        tokens = [(number * 7 + i * (number + 3)) % VOCAB_SIZE for i in range(prompt_len)]
+        tokens = make_prompt(number, prompt_len, num_alike=num_alike)
         history = self.model.history(tokens)
         prefill = Prefill(
             Sequence(
@@ -92,6 +106,7 @@ class World:
                 end_token_ids=(),
                 max_len=prompt_len + 1,
                 arrived_s=self.clock.now_s(),
+                cache_salt=cache_salt,
             ),
             tuple(
                 self.model.sample(history, sampling, c, prompt_len=prompt_len, end_token_ids=())
@@ -180,17 +195,20 @@ class World:
         """The invariants after any operation."""
         pool = self.ledger.pool
         pool.check()
-        assert all(pool.num_owners(block) == 1 for block in self.executor.blocks_in_flight())
-        held = [block for p in self.prefills for block in p.sequence.blocks]
-        assert len(set(held)) == len(held), "two prompts hold one block"
-        assert pool.num_free + len(held) + self.ledger.num_draining_blocks == pool.num_blocks
+        assert all(pool.num_owners(block) for block in self.executor.blocks_in_flight())
+        held = Counter(block for p in self.prefills for block in p.sequence.blocks)
+        draining = self.ledger.num_draining_blocks
+        assert all(pool.num_owners(block) >= count for block, count in held.items())
+        shared = [block for block, count in held.items() if count > 1]
+        assert all(pool.cache.is_named(block) for block in shared), "two prompts write one block"
+        num_held = pool.num_blocks - pool.num_free
+        assert len(held) <= num_held <= len(held) + draining
         for prefill in self.prefills:
             sequence = prefill.sequence
             if prefill.num_computed:
                 read = self.executor.read(sequence.blocks, prefill.num_computed)
                 assert read.tokens() == sequence.token_ids[: prefill.num_computed]
-        free = [BlockId(b) for b in range(pool.num_blocks) if not pool.num_owners(BlockId(b))]
-        self.executor.poison(free)
+        self.executor.poison(empty_blocks(pool))
 
     def place(self, sequence: Sequence) -> float:
         """A prompt's place in the queue: its arrival, later for each class above the first."""
@@ -217,10 +235,11 @@ class World:
             assert len(sequence.blocks) == self.ledger.num_blocks_for(sequence.num_prompt)
 
     def _check_shares(self, planned_before: dict[Sequence, int]) -> None:
-        """The whole budget is spent, and in order of the prompts' places."""
+        """The whole budget is spent on what is not cached, in order of the prompts' places."""
         began = [p.sequence for p in self.prefills if p.sequence.blocks and not p.aborted]
-        lengths = {s: s.num_planned - planned_before[s] for s in began}
-        wanted = sum(s.num_prompt - planned_before[s] for s in began)
+        before = {s: max(planned_before[s], s.num_cached) for s in began}
+        lengths = {s: s.num_planned - before[s] for s in began}
+        wanted = sum(s.num_prompt - before[s] for s in began)
         assert sum(lengths.values()) == min(self.max_num_batched_tokens, wanted)
         served = max((self.place(s) for s, length in lengths.items() if length), default=0.0)
         for sequence in began:
