@@ -65,6 +65,27 @@ def test_blocks_may_come_with_each_chunk(runner: ModelRunner, answers: list[list
     assert [t for (t,) in out] == answers[0][:2]
 
 
+@pytest.mark.parametrize("backend", ["sdpa", "auto"])
+def test_a_prompt_goes_on_after_blocks_that_another_one_has_filled(
+    backend: str, model_of: ModelOf, answers: list[list[int]]
+) -> None:
+    runner = make_runner(model_of("llama"), attention_backend=backend)
+    prompt = PROMPTS[2]  # 50 tokens: three full blocks
+    first = Batch(step=0, joined=(joined(0, range(4), 50),), chunks=(chunk(0, 0, prompt),))
+    assert tokens_of(runner, first) == [(answers[2][0],)]
+    out: list[int] = []
+    joins: tuple[Joined, ...] = (joined(1, [0, 1, 7, 9], 50), joined(2, [5, 6, 8], 33))
+    parts: list[tuple[int, list[int] | Carried]] = [(32, prompt[32:])]
+    parts += [(50 + n, Carried()) for n in range(NUM_TOKENS - 1)]
+    for step, (start, tokens) in enumerate(parts, 1):
+        chunks = [chunk(1, start, tokens)]
+        chunks += [chunk(2, 0, PROMPTS[0])] if step == 1 else []  # a cold one in the same step
+        batch = Batch(step=step, joined=joins, chunks=tuple(chunks))
+        out += tokens_of(runner, batch)[0]
+        joins = ()
+    assert out == answers[2]
+
+
 def test_a_slot_may_be_left_and_joined_in_one_batch(
     runner: ModelRunner, answers: list[list[int]]
 ) -> None:
