@@ -65,5 +65,6 @@ def _timeline(over: RequestOver) -> Json | None:
         "transport": timeline.transport,
         "num_preemptions": timeline.num_preemptions,
         "num_attempts": over.num_attempts,
+        "planned": over.planned and over.planned.value,
         "explain": over.explain,
     }

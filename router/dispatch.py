@@ -242,7 +242,7 @@ class Dispatcher:
 
     def _deliver(self, running: Running, output: TokenOutput) -> None:
         if leg := running.legs.get(output.attempt):
-            self._legs.output_came(leg)
+            self._legs.output_came(leg, len(output.token_ids))
         if running.first_token_s is None and output.token_ids:
             running.first_token_s = self._clock.now_s()
             self._metrics.first_token_came(running.first_token_s - running.arrived_s)
@@ -311,13 +311,13 @@ class Dispatcher:
         except (NoNodeError, NodeLostError) as error:
             return error
         running.legs[start.attempt] = leg
-        running.explain = leg.explain
+        running.latest = leg
         running.num_attempts += 1
         if running.submitted_s is None:
             running.submitted_s = self._clock.now_s()
         if start.tries > 1:
             self._metrics.num_retries += 1
-            logger.info("request %s goes on as attempt %s: %s", *leg.key, leg.explain)
+            logger.info("request %s goes on as attempt %s: %s", *leg.key, leg.plan.explain)
         return None
 
     def _end_leg(self, running: Running, end: EndLeg) -> None:

@@ -4,12 +4,12 @@
 """
 
 import json
+from collections.abc import Mapping
 from typing import TypeVar
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ValidationError
-from pydantic_core import ErrorDetails
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
@@ -38,8 +38,15 @@ async def read_body(request: Request, schema: type[Body], max_bytes: int) -> Bod
     try:
         return schema.model_validate_json(raw)
     except ValidationError as error:
-        details = error.errors(include_url=False, include_context=False, include_input=False)
-        raise _invalid(details) from None
+        raise _invalid(error) from None
+
+
+def check_body(schema: type[Body], values: Mapping[str, object]) -> Body:
+    """What came otherwise than in a body, as a ``schema``. Raises InvalidRequestError."""
+    try:
+        return schema.model_validate(values)
+    except ValidationError as error:
+        raise _invalid(error) from None
 
 
 def error_object(error: PdserveError) -> dict[str, object]:
@@ -99,7 +106,8 @@ async def _read_bytes(request: Request, max_bytes: int) -> bytes:
     return b"".join(chunks)
 
 
-def _invalid(details: list[ErrorDetails]) -> InvalidRequestError:
+def _invalid(error: ValidationError) -> InvalidRequestError:
+    details = error.errors(include_url=False, include_context=False, include_input=False)
     first = details[0]
     location = first["loc"]
     if not location:

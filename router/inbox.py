@@ -8,7 +8,7 @@ import asyncio
 from dataclasses import dataclass
 
 from pdserve.core.errors import PdserveError
-from pdserve.core.request import TokenOutput
+from pdserve.core.request import RouteTaken, TokenOutput
 from pdserve.core.timeline import Timeline
 
 
@@ -18,7 +18,8 @@ class RequestOver:
 
     error: PdserveError | None
     timeline: Timeline | None  # None: no node told one
-    explain: str  # why it was routed as it was
+    planned: RouteTaken | None  # None: no node took it
+    explain: str  # why it was routed as it was, and what was done where that is not as planned
     num_attempts: int
 
 

@@ -185,6 +185,11 @@ def _request(
         stop_token_ids=frozenset(sampling.stop_token_ids),
     )
     job = Job(
-        prompt_ids=prompt_ids, sampling=sampling, num_choices=fields.n or 1, priority=priority
+        prompt_ids=prompt_ids,
+        sampling=sampling,
+        num_choices=fields.n or 1,
+        priority=priority,
+        ttft_slo_ms=fields.ttft_slo_ms,
+        tpot_slo_ms=fields.tpot_slo_ms,
     )
     return GenerationRequest(job=job, rules=rules)

@@ -5,14 +5,17 @@ Knows nodes and sessions; what a leg's outputs are worth is ``delivery.py``'s bu
 
 from dataclasses import dataclass, replace
 
+from pdserve.core.clock import Clock
 from pdserve.core.node import Role
 from pdserve.core.request import Request, RequestKey, SamplingParams
 from pdserve.core.timeline import Timeline
 from router.channel import Channels
 from router.delivery import StartLeg
 from router.head_room import HeadRoom
-from router.load_book import LoadBook, Placement
-from router.policy import Policy
+from router.load_book import Placement
+from router.plan import Plan, plan_of
+from router.routing import Ask, Routing
+from router.routing_metrics import RoutingMetrics
 from router.waiting import Demand
 
 
@@ -23,6 +26,9 @@ class Job:
     prompt_ids: tuple[int, ...]
     sampling: SamplingParams
     num_choices: int
+    cache_salt: bytes = b""
+    ttft_slo_ms: float | None = None  # None: the cluster file's
+    tpot_slo_ms: float | None = None
     priority: int = 0  # lower is let in earlier
 
     @property
@@ -42,19 +48,31 @@ class Leg:
     node: str
     session: int
     placement: Placement
-    explain: str
-    prefilled: bool = False  # its first token came
+    plan: Plan
+    started_s: float
+    first_output_s: float | None = None
+    last_output_s: float = 0.0
+    num_tokens: int = 0
     timeline: Timeline | None = None  # as the node told it last
 
 
 class Legs:
     """Every leg that was started and not ended is counted in the loads."""
 
-    def __init__(self, channels: Channels, policy: Policy, head_room: HeadRoom) -> None:
+    def __init__(
+        self,
+        channels: Channels,
+        routing: Routing,
+        head_room: HeadRoom,
+        *,
+        metrics: RoutingMetrics,
+        clock: Clock,
+    ) -> None:
         self._channels = channels
-        self._policy = policy
+        self._routing = routing
+        self._metrics = metrics
+        self._clock = clock
         self._head_room = head_room
-        self._load_book = LoadBook()
 
     def any_ready(self) -> bool:
         """Whether any decode node could take a leg."""
@@ -66,48 +84,69 @@ class Legs:
 
     def start(self, request_id: str, job: Job, start: StartLeg, avoid: frozenset[str]) -> Leg:
         """Route and submit. Raises NoNodeError or NodeLostError where no decode node takes it."""
-        prefill_len = len(job.prompt_ids) + len(start.output_ids)
-        loads = self._load_book.loads(self._channels.views())
-        decision = self._policy.choose(prefill_len, loads, avoid)
+        token_ids = job.prompt_ids + start.output_ids
+        views = self._channels.views()
+        routed = self._routing.ask(_ask(job, start, token_ids), views, avoid)
         request = Request(
             request_id=request_id,
             attempt=start.attempt,
-            token_ids=job.prompt_ids + start.output_ids,
+            token_ids=token_ids,
             prompt_len=len(job.prompt_ids),
             choices=start.choices,
             sampling=job.sampling,
-            route=decision.route,
+            route=routed.decision.route,
         )
-        node, prefill_nodes = decision.route.decode_node, decision.route.prefill_nodes
+        node = routed.decision.route.decode_node
+        session = self._channels.submit(node, request)
+        self._metrics.placed(routed.decision.place)
         leg = Leg(
             key=request.key,
             node=node,
-            session=self._channels.submit(node, request),
-            placement=Placement(
-                decode_node=node,
-                prefill_node=prefill_nodes[0] if prefill_nodes else None,
-                num_choices=len(start.choices),
-                prefill_len=prefill_len,
-            ),
-            explain=decision.explain,
+            session=session,
+            placement=self._routing.place(routed, views),
+            plan=plan_of(routed),
+            started_s=self._clock.now_s(),
         )
-        self._load_book.add(leg.placement)
-        demand = replace(job.demand, prompt_len=prefill_len, num_choices=len(start.choices))
+        demand = replace(job.demand, prompt_len=len(token_ids), num_choices=len(start.choices))
         self._head_room.place(self._channels.view(node), leg.key, demand)
         return leg
 
-    def output_came(self, leg: Leg) -> None:
-        if not leg.prefilled:
-            leg.prefilled = True
-            self._load_book.prefilled(leg.placement)
+    def output_came(self, leg: Leg, num_tokens: int) -> None:
+        """The leg gave tokens of one of its choices."""
+        leg.last_output_s = self._clock.now_s()
+        leg.num_tokens += num_tokens
+        if leg.first_output_s is None:
+            leg.first_output_s = leg.last_output_s
+            self._routing.prefilled(leg.placement)
+            if leg.plan.ttft_s is not None:
+                self._metrics.ttft_seen(leg.first_output_s - leg.started_s, leg.plan.ttft_s)
 
     def end(self, leg: Leg, *, abort: bool) -> None:
-        self._load_book.remove(leg.placement)
+        self._routing.remove(leg.placement)
+        self._compare_tpot(leg)
         self._head_room.end(leg.node, leg.key)
         if abort:
             self._channels.abort(leg.node, leg.session, leg.key)
 
     def heard(self, node: str) -> None:
         """The node told its state."""
-        self._load_book.heard(node)
+        self._routing.heard(node)
         self._head_room.heard(node)
+
+    def _compare_tpot(self, leg: Leg) -> None:
+        num_steps = leg.num_tokens // leg.placement.num_choices - 1
+        if leg.first_output_s is None or leg.plan.tpot_s is None or num_steps < 1:
+            return
+        seen_s = (leg.last_output_s - leg.first_output_s) / num_steps
+        self._metrics.tpot_seen(seen_s, leg.plan.tpot_s)
+
+
+def _ask(job: Job, start: StartLeg, token_ids: tuple[int, ...]) -> Ask:
+    return Ask(
+        num_tokens=len(token_ids),
+        token_ids=token_ids,
+        num_choices=len(start.choices),
+        cache_salt=job.cache_salt,
+        ttft_slo_ms=job.ttft_slo_ms,
+        tpot_slo_ms=job.tpot_slo_ms,
+    )

@@ -17,9 +17,10 @@ class Placement:
     """What one leg is to the nodes of its route; two legs are never the same placement."""
 
     decode_node: str
-    prefill_node: str | None  # the first of the route
+    prefill_node: str | None  # the first of the route; None: the decode node prefills
     num_choices: int
-    prefill_len: int
+    prefill_len: int  # tokens to be computed for it
+    context_len: int  # tokens of KV that its choices have on the decode node, at first
 
 
 class LoadBook:
@@ -30,24 +31,27 @@ class LoadBook:
     def __init__(self) -> None:
         self._choices = _Ledger()
         self._tokens = _Ledger()
+        self._context = _Ledger()
 
     def add(self, placement: Placement) -> None:
-        self._choices.add(placement.decode_node, placement, placement.num_choices)
-        if placement.prefill_node is not None:
-            self._tokens.add(placement.prefill_node, placement, placement.prefill_len)
+        node = placement.decode_node
+        self._choices.add(node, placement, placement.num_choices)
+        self._context.add(node, placement, placement.context_len)
+        self._tokens.add(placement.prefill_node or node, placement, placement.prefill_len)
 
     def prefilled(self, placement: Placement) -> None:
-        if placement.prefill_node is not None:
-            self._tokens.remove(placement.prefill_node, placement)
+        node = placement.prefill_node or placement.decode_node
+        self._tokens.remove(node, placement)
 
     def remove(self, placement: Placement) -> None:
         self.prefilled(placement)
         self._choices.remove(placement.decode_node, placement)
+        self._context.remove(placement.decode_node, placement)
 
     def heard(self, node: str) -> None:
         """The node told its state: what was sent before is in it."""
-        self._choices.heard(node)
-        self._tokens.heard(node)
+        for ledger in (self._choices, self._tokens, self._context):
+            ledger.heard(node)
 
     def loads(self, views: Iterable[NodeView]) -> Loads:
         """The loads of all ready nodes."""
@@ -66,12 +70,20 @@ class LoadBook:
             free_blocks=state.free_blocks,
             block_size=state.block_size,
             prefill_nodes=frozenset(state.connected_prefill_nodes),
+            context_tokens=self._context.load(view.name, state.context_tokens),
+            queued_tokens=self._tokens.load(view.name, state.queued_prefill_tokens),
+            prefill_chunk=state.prefill_chunk,
+            costs=state.costs,
         )
 
     def _prefill_load(self, view: NodeView) -> PrefillLoad:
         assert view.state is not None, "a ready node told its state"
-        queued = self._tokens.load(view.name, view.state.queued_prefill_tokens)
-        return PrefillLoad(name=view.name, queued_tokens=queued)
+        return PrefillLoad(
+            name=view.name,
+            queued_tokens=self._tokens.load(view.name, view.state.queued_prefill_tokens),
+            prefill_chunk=view.state.prefill_chunk,
+            costs=view.state.costs,
+        )
 
 
 class _Ledger:

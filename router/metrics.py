@@ -4,40 +4,18 @@ Names follow vLLM's where the thing is the same. Owns counting and the format; w
 handed in at the time of a scrape.
 """
 
-import bisect
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 
 from pdserve.core.request import FinishReason, RouteTaken
 from router.admission import AdmissionReport
+from router.exposition import Histogram, family, head
 from router.nodes import NodeView
+from router.routing_metrics import RoutingMetrics
 
 TTFT_BOUNDS_S = (0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1.2, 2.5, 5.0, 10.0, 30.0, 120.0)
 QUEUE_BOUNDS_S = (0.001, 0.01, 0.05, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 LATENCY_BOUNDS_S = (0.1, 0.3, 0.6, 1.2, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0)
-
-Labels = Mapping[str, str]
-
-
-class Histogram:
-    """Observations by upper bound."""
-
-    def __init__(self, bounds: Sequence[float]) -> None:
-        self._bounds = tuple(bounds)
-        self._counts = [0] * (len(bounds) + 1)
-        self._sum = 0.0
-
-    def observe(self, value: float) -> None:
-        self._counts[bisect.bisect_left(self._bounds, value)] += 1
-        self._sum += value
-
-    def lines(self, name: str) -> Iterator[str]:
-        total = 0
-        for bound, count in zip((*self._bounds, "+Inf"), self._counts, strict=True):
-            total += count
-            yield f'{name}_bucket{{le="{bound}"}} {total}'
-        yield f"{name}_sum {self._sum}"
-        yield f"{name}_count {total}"
 
 
 class Metrics:
@@ -45,6 +23,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self.routes: Counter[RouteTaken] = Counter(dict.fromkeys(RouteTaken, 0))
+        self.routing = RoutingMetrics()
         self.num_retries = 0
         self._finished: Counter[FinishReason] = Counter(dict.fromkeys(FinishReason, 0))
         self._failed: Counter[str] = Counter()
@@ -79,25 +58,26 @@ class Metrics:
         """All metrics, ready to be scraped."""
         lines = [
             *self._own_lines(num_requests),
+            *self.routing.lines(),
             *_queue_lines(queues),
             *_node_lines(list(views)),
         ]
         return "\n".join(lines) + "\n"
 
     def _own_lines(self, num_requests: int) -> Iterator[str]:
-        yield from _family(
+        yield from family(
             "request_success_total",
             "counter",
             "Choices that ended, by reason.",
             [({"finished_reason": reason}, count) for reason, count in self._finished.items()],
         )
-        yield from _family(
+        yield from family(
             "request_failures_total",
             "counter",
             "Requests that ended with an error, by its kind.",
             [({"kind": kind}, count) for kind, count in self._failed.items()],
         )
-        yield from _family(
+        yield from family(
             "routes_total",
             "counter",
             "Prompts by where they were really prefilled.",
@@ -114,24 +94,24 @@ class Metrics:
             ),
             ("router_requests", "gauge", "Requests in work.", num_requests),
         ):
-            yield from _family(name, kind, text, [({}, value)])
+            yield from family(name, kind, text, [({}, value)])
         for name, text, histogram in (
             ("time_to_first_token_seconds", "Arrival to first token.", self._time_to_first_token),
             ("request_queue_time_seconds", "Waiting at the router.", self._queue_time),
             ("e2e_request_latency_seconds", "Arrival to last token.", self._latency),
         ):
-            yield from _head(name, "histogram", text)
+            yield from head(name, "histogram", text)
             yield from histogram.lines(f"pdserve:{name}")
 
 
 def _queue_lines(report: AdmissionReport) -> Iterator[str]:
-    yield from _family(
+    yield from family(
         "num_requests_queued",
         "gauge",
         "Requests that wait at the router, by prompt class.",
         [({"class": queue.prompt_class}, queue.num_waiting) for queue in report.queues],
     )
-    yield from _family(
+    yield from family(
         "requests_refused_total",
         "counter",
         "Requests that were refused or dropped before any work, by reason.",
@@ -140,7 +120,7 @@ def _queue_lines(report: AdmissionReport) -> Iterator[str]:
 
 
 def _node_lines(views: list[NodeView]) -> Iterator[str]:
-    yield from _family(
+    yield from family(
         "node_ready",
         "gauge",
         "1: the node is connected and ready.",
@@ -182,22 +162,4 @@ def _node_lines(views: list[NodeView]) -> Iterator[str]:
         ),
     ):
         labels = [label for label, _ in states]
-        yield from _family(name, kind, text, list(zip(labels, values, strict=True)))
-
-
-def _family(
-    name: str, kind: str, text: str, samples: Sequence[tuple[Labels, float]]
-) -> Iterator[str]:
-    yield from _head(name, kind, text)
-    for labels, value in samples:
-        inner = ",".join(f'{key}="{_escaped(label)}"' for key, label in labels.items())
-        yield f"pdserve:{name}{{{inner}}} {value}" if inner else f"pdserve:{name} {value}"
-
-
-def _head(name: str, kind: str, text: str) -> Iterator[str]:
-    yield f"# HELP pdserve:{name} {text}"
-    yield f"# TYPE pdserve:{name} {kind}"
-
-
-def _escaped(label: str) -> str:
-    return label.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+        yield from family(name, kind, text, list(zip(labels, values, strict=True)))

@@ -11,6 +11,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
 from pdserve.core.errors import InvalidRequestError
 from router.answer_format import Json
+from router.debug_route import add_debug_routes
 from router.generation import GenerationRequest
 from router.http_bodies import add_error_handlers, read_body
 from router.http_generation import GenerationResponse
@@ -41,6 +42,7 @@ def make_app(service: Service) -> FastAPI:
     _add_text_routes(app, service)
     _add_model_routes(app, service)
     _add_operator_routes(app, service)
+    add_debug_routes(app, service)
     return app
 
 

@@ -87,6 +87,8 @@ class SamplingBody(_Body):
     include_stop_str_in_output: bool | None = None
     add_special_tokens: bool | None = None
     return_token_ids: bool | None = None
+    ttft_slo_ms: float | None = None
+    tpot_slo_ms: float | None = None
     timeline: bool | None = None
     priority: int | None = None
     stream: bool | None = None
@@ -238,4 +240,6 @@ def _sampling_fields(
         n=body.n,
         skip_special_tokens=body.skip_special_tokens,
         include_stop_str_in_output=body.include_stop_str_in_output,
+        ttft_slo_ms=body.ttft_slo_ms,
+        tpot_slo_ms=body.tpot_slo_ms,
     )

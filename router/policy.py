@@ -1,33 +1,50 @@
-"""Which nodes a request goes to: a pure function of its length and of what the nodes report.
+"""Which nodes a request goes to: what a policy is told, what it answers, and the policies' table.
 
-Owns ``Policy`` and the policies that ``router.policy`` in the cluster file can name. Knows neither
-sessions nor clocks; the dispatcher hands it the loads of this moment.
-
-A decode node is chosen first, since a prefill node is of use only to a decode node connected to it.
+A policy is a pure function of the prompt, of what nodes report and of what this router has sent; it
+knows neither sessions nor clocks. What one remembers (whose turn it is, the lengths seen) changes
+in ``placed`` alone, so that a question which nobody acts on changes nothing. The policies are in
+``router/policies``, one a file.
 """
 
-import difflib
 import importlib
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Protocol
 
-from pdserve.core.config import PromptClass, RouterConfig
-from pdserve.core.errors import ConfigError, NoNodeError
+from pdserve.core.config import RouterConfig
+from pdserve.core.cost import NodeCosts
 from pdserve.core.request import Route
 
 NOBODY: frozenset[str] = frozenset()
 
+# The policies that `router.policy` can name; the names are those of `core/routing_config.py`.
+POLICIES = {
+    "length": "router.policies.length:LengthPolicy",
+    "least_load": "router.policies.least_load:LeastLoadPolicy",
+    "slo": "router.policies.slo:SloPolicy",
+    "prefix": "router.policies.prefix:PrefixPolicy",
+    "round_robin": "router.policies.round_robin:RoundRobinPolicy",
+}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeLoad:
-    """A ready decode node. ``num_requests`` runs or waits there, what this router sent included."""
+    """A ready decode node; the numbers include what this router sent.
+
+    ``num_requests`` run or wait there, over ``context_tokens`` tokens of KV; ``queued_tokens`` of
+    prompts wait to be computed there, ``prefill_chunk`` in a step (0: none are sent there for it).
+    """
 
     name: str
     num_requests: int
     free_blocks: int
     block_size: int
     prefill_nodes: frozenset[str]  # those it is connected to
+    context_tokens: int = 0
+    queued_tokens: int = 0
+    prefill_chunk: int = 0
+    costs: NodeCosts = field(default_factory=NodeCosts)
 
     def can_hold(self, num_tokens: int) -> bool:
         return self.free_blocks * self.block_size > num_tokens
@@ -35,10 +52,14 @@ class DecodeLoad:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefillLoad:
-    """A ready prefill node and the prompt tokens ahead of the next request."""
+    """A ready prefill node and the prompt tokens ahead of the next request, ``prefill_chunk`` of
+    which it computes in a step.
+    """
 
     name: str
     queued_tokens: int
+    prefill_chunk: int = 0
+    costs: NodeCosts = field(default_factory=NodeCosts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,11 +71,48 @@ class Loads:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """What is to be placed. ``cached``: how many of its first tokens this router has sent to a
+    node before. A limit that is None is the cluster file's.
+    """
+
+    num_tokens: int
+    num_choices: int = 1
+    cached: Mapping[str, int] = field(default_factory=dict)
+    ttft_limit_s: float | None = None
+    tpot_limit_s: float | None = None
+
+    def cached_on(self, node: str) -> int:
+        """Tokens that the node need not compute; the last one always is."""
+        return min(self.cached.get(node, 0), self.num_tokens - 1)
+
+    def uncached_on(self, node: str) -> int:
+        return self.num_tokens - self.cached_on(node)
+
+
+class Place(StrEnum):
+    """Where a prompt is to be prefilled, and the rule that says so; counted in metrics."""
+
+    PREFILL_NODE = "prefill_node"
+    NO_PREFILL_NODES = "no_prefill_nodes"  # the cluster has none
+    SHORT = "short"  # under local_prefill_below
+    UNREACHABLE = "unreachable"  # no prefill node is ready and connected
+    EARLIER = "earlier"  # the decode node gives the first token earlier
+    LINK_SLOWER = "link_slower"  # moving the KV takes longer than computing it there
+    HEAD_ROOM = "head_room"  # policy `slo`: it keeps the limits with more of it
+
+    @property
+    def is_local(self) -> bool:
+        return self is not Place.PREFILL_NODE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
     """A route and why. ``degraded``: it should have been prefilled elsewhere than it will be."""
 
     route: Route
     prompt_class: str
+    place: Place
     degraded: bool
     explain: str
 
@@ -62,111 +120,20 @@ class Decision:
 class Policy(Protocol):
     """Assigns requests to nodes."""
 
-    def choose(self, prompt_len: int, loads: Loads, avoid: frozenset[str] = NOBODY) -> Decision:
-        """Choose nodes for ``prompt_len`` tokens; those in ``avoid`` only where no other is left.
+    def choose(self, prompt: Prompt, loads: Loads, avoid: frozenset[str] = NOBODY) -> Decision:
+        """Choose nodes for the prompt; those in ``avoid`` only where no other is left.
 
         Raises NoNodeError where no decode node is ready.
         """
         ...
 
-
-POLICIES = {"length": "router.policy:LengthPolicy"}
+    def placed(self, prompt: Prompt, decision: Decision) -> None:
+        """The decision was carried out."""
+        ...
 
 
 def make_policy(config: RouterConfig, *, prefill_configured: bool) -> Policy:
-    """The policy that the cluster file names. Raises ConfigError listing the known ones."""
-    if config.policy not in POLICIES:
-        near = difflib.get_close_matches(config.policy, POLICIES, n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        known = ", ".join(POLICIES)
-        raise ConfigError(f"router.policy: got {config.policy!r}, known are {known}{hint}")
+    """The policy that the cluster file names; an unknown name was refused with the file."""
     module, _, name = POLICIES[config.policy].partition(":")
     policy: Policy = vars(importlib.import_module(module))[name](config, prefill_configured)
     return policy
-
-
-class LengthPolicy:
-    """Classes by prompt length name the prefill nodes; load chooses among them.
-
-    Prompts under ``local_prefill_below`` tokens, and all where the cluster has no prefill nodes,
-    are prefilled on the decode node.
-    """
-
-    def __init__(self, config: RouterConfig, prefill_configured: bool) -> None:
-        self._classes = config.classes
-        self._local_below = config.local_prefill_below
-        self._prefill_configured = prefill_configured
-
-    def choose(self, prompt_len: int, loads: Loads, avoid: frozenset[str] = NOBODY) -> Decision:
-        prompt_class = self._class_of(prompt_len)
-        decode = _least_loaded_decode(prompt_len, loads.decode, avoid)
-        if not self._prefill_configured:
-            return _local(decode, prompt_class, "the cluster has no prefill nodes")
-        if prompt_len < self._local_below:
-            reason = f"{prompt_len} tokens are under local_prefill_below {self._local_below}"
-            return _local(decode, prompt_class, reason)
-        reachable = [node for node in loads.prefill if node.name in decode.prefill_nodes]
-        if not reachable:
-            reason = f"no prefill node is ready and connected to {decode.name}"
-            return _local(decode, prompt_class, reason, degraded=True)
-        return _disaggregated(decode, prompt_class, reachable, avoid)
-
-    def _class_of(self, prompt_len: int) -> PromptClass:
-        return next(c for c in self._classes if c.below is None or prompt_len < c.below)
-
-
-def _least_loaded_decode(
-    prompt_len: int, nodes: tuple[DecodeLoad, ...], avoid: frozenset[str]
-) -> DecodeLoad:
-    if not nodes:
-        raise NoNodeError("no decode node is ready")
-    return min(
-        nodes,
-        key=lambda node: (
-            node.name in avoid,
-            not node.can_hold(prompt_len),
-            node.num_requests,
-            -node.free_blocks,
-            node.name,
-        ),
-    )
-
-
-def _local(
-    decode: DecodeLoad, prompt_class: PromptClass, reason: str, *, degraded: bool = False
-) -> Decision:
-    return Decision(
-        route=Route(decode_node=decode.name, prefill_nodes=(), local_allowed=True),
-        prompt_class=prompt_class.name,
-        degraded=degraded,
-        explain=f"class {prompt_class.name}: prefill on {decode.name}, since {reason}",
-    )
-
-
-def _disaggregated(
-    decode: DecodeLoad,
-    prompt_class: PromptClass,
-    reachable: list[PrefillLoad],
-    avoid: frozenset[str],
-) -> Decision:
-    wanted = prompt_class.prefill_nodes
-    of_class = [node for node in reachable if not wanted or node.name in wanted]
-    degraded = not of_class
-    ordered = _by_load(of_class or reachable, avoid)
-    loads = ", ".join(f"{node.name} {node.queued_tokens}" for node in ordered)
-    fallback = f"; no node of the class ({', '.join(wanted)}) is ready" if degraded else ""
-    return Decision(
-        route=Route(
-            decode_node=decode.name,
-            prefill_nodes=tuple(node.name for node in ordered),
-            local_allowed=True,
-        ),
-        prompt_class=prompt_class.name,
-        degraded=degraded,
-        explain=f"class {prompt_class.name}: decode on {decode.name} ({decode.num_requests} there),"
-        f" prefill by least queued tokens: {loads}{fallback}",
-    )
-
-
-def _by_load(nodes: Iterable[PrefillLoad], avoid: frozenset[str]) -> list[PrefillLoad]:
-    return sorted(nodes, key=lambda node: (node.name in avoid, node.queued_tokens, node.name))

@@ -27,7 +27,7 @@ class Running:
     first_token_s: float | None = None
     legs: dict[int, Leg] = field(default_factory=dict)
     avoid: frozenset[str] = frozenset()  # nodes that failed this request
-    explain: str = ""
+    latest: Leg | None = None  # the leg that began last
     num_attempts: int = 0
     num_tokens: int = 0
     timeline: Timeline | None = None
@@ -38,7 +38,8 @@ class Running:
         return RequestOver(
             error=self.error,
             timeline=self._whole_timeline(),
-            explain=self.explain,
+            planned=self.latest.plan.route if self.latest else None,
+            explain=self._explain(),
             num_attempts=self.num_attempts,
         )
 
@@ -49,8 +50,13 @@ class Running:
         return (
             f"request {self.request_id}{label} over after {now_s - self.arrived_s:.3f} s: "
             f"{len(self.job.prompt_ids)} prompt tokens, {self.num_tokens} output tokens, "
-            f"route {route}" + (f", {self.error}" if self.error else "")
+            f"route {route}"
+            + (f", {self.error}" if self.error else "")
+            + (f"; {explain}" if (explain := self._explain()) else "")
         )
+
+    def _explain(self) -> str:
+        return self.latest.plan.told(self.latest.timeline) if self.latest else ""
 
     def _whole_timeline(self) -> Timeline | None:
         """The node's timeline with the router's own stages before it."""

@@ -27,6 +27,8 @@ from router.legs import Legs
 from router.metrics import Metrics
 from router.openai_http import make_app
 from router.policy import make_policy
+from router.prefix_index import PrefixIndex
+from router.routing import Routing
 from router.service import RouterSpec, Service
 from router.tenants import Tenants
 
@@ -116,7 +118,11 @@ def _make_service(spec: RouterSpec, clock: Clock, silence_s: float) -> Service:
         model_fingerprint=spec.model.fingerprint,
         silence_s=silence_s,
     )
-    policy = make_policy(spec.config, prefill_configured=spec.prefill_configured)
+    routing = Routing(
+        make_policy(spec.config, prefill_configured=spec.prefill_configured),
+        PrefixIndex(spec.config.prefix),
+        spec.caching,
+    )
     head_room = HeadRoom(limits, headroom_tokens=spec.headroom_tokens)
     metrics = Metrics()
     return Service(
@@ -132,8 +138,9 @@ def _make_service(spec: RouterSpec, clock: Clock, silence_s: float) -> Service:
             limits=limits,
         ),
         channels=channels,
+        routing=routing,
         dispatcher=Dispatcher(
-            legs=Legs(channels, policy, head_room),
+            legs=Legs(channels, routing, head_room, metrics=metrics.routing, clock=clock),
             admission=Admission(limits, spec.config.classes),
             metrics=metrics,
             limits=limits,

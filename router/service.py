@@ -12,7 +12,7 @@ from pathlib import Path
 from pdserve.core.clock import Clock
 from pdserve.core.config import RouterConfig
 from pdserve.core.model_spec import ModelSpec
-from pdserve.core.node import NodeAddress
+from pdserve.core.node import NodeAddress, Role
 from pdserve.text.tokenizer import Tokenizer
 from router.channel import Channels
 from router.dispatch import Dispatcher
@@ -20,6 +20,7 @@ from router.generation import Generation, GenerationRequest, generate
 from router.intake import Intake
 from router.metrics import Metrics
 from router.overview import Json, Readiness, max_model_len, readiness, status
+from router.routing import Ask, Routed, Routing
 from router.tenants import Tenants
 
 
@@ -35,6 +36,7 @@ class RouterSpec:
     max_model_len: int | None  # the cluster file's bound on prompt and output of one request
     headroom_tokens: int  # output tokens that decode nodes reserve blocks for before a prefill
     prefill_configured: bool  # False: decode nodes prefill everything, and that is as it should be
+    caching: frozenset[Role] = frozenset(Role)  # pools that keep KV of prompts for later ones
     nodes: tuple[NodeAddress, ...] = ()  # more come by Router.set_nodes
 
 
@@ -48,6 +50,7 @@ class Service:
     tokenizer: Tokenizer
     intake: Intake
     channels: Channels
+    routing: Routing
     dispatcher: Dispatcher
     metrics: Metrics
     tenants: Tenants
@@ -74,6 +77,10 @@ class Service:
         """Prompt and output tokens that one request may have."""
         own_bound = self.spec.max_model_len or self.spec.model.max_position
         return max_model_len(self.channels.views(), own_bound)
+
+    def route(self, ask: Ask) -> Routed:
+        """Where a request would go now; nothing is placed. Raises NoNodeError."""
+        return self.routing.ask(ask, self.channels.views())
 
     def readiness(self) -> Readiness:
         if self.dispatcher.closing:

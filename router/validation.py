@@ -22,6 +22,7 @@ MAX_REPETITION_PENALTY = 100.0
 MAX_PRIORITY = 100
 INT32_MAX = 2**31 - 1
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
+MAX_SLO_MS = 86_400_000.0  # a day
 SHOWN_CHARS = 80
 MAX_ID_DIGITS = 10
 
@@ -52,6 +53,8 @@ class SamplingFields:
     n: int | None = None
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
+    ttft_slo_ms: float | None = None
+    tpot_slo_ms: float | None = None
 
 
 def check_sampling(fields: SamplingFields, *, vocab_size: int, max_n: int) -> None:
@@ -74,8 +77,20 @@ def check_sampling(fields: SamplingFields, *, vocab_size: int, max_n: int) -> No
     check_token_ids("stop_token_ids", fields.stop_token_ids, vocab_size)
     if fields.logprobs is not None and not 0 <= fields.logprobs <= MAX_LOGPROBS:
         raise _wrong(fields.logprobs_field, fields.logprobs, f"0 to {MAX_LOGPROBS}")
-    if fields.n is not None and not 1 <= fields.n <= max_n:
-        raise _wrong("n", fields.n, f"1 to {max_n}")
+    check_count("n", fields.n, max_n)
+    check_slo("ttft_slo_ms", fields.ttft_slo_ms)
+    check_slo("tpot_slo_ms", fields.tpot_slo_ms)
+
+
+def check_count(field: str, count: int | None, most: int) -> None:
+    """Raise InvalidRequestError for a count that is not 1 to ``most``."""
+    if count is not None and not 1 <= count <= most:
+        raise _wrong(field, count, f"1 to {most}")
+
+
+def check_slo(field: str, limit_ms: float | None) -> None:
+    """Raise InvalidRequestError for a limit that no request could keep, or that is none."""
+    _above_zero(field, limit_ms, MAX_SLO_MS)
 
 
 def check_priority(priority: int | None) -> int:

@@ -86,7 +86,6 @@ def resolve(config: ClusterConfig, model: ModelSpec, hardware: Hardware) -> Reso
     _check_fits(nodes, hardware)
     _check_memory(nodes, hardware)
     _check_reachable(config, hardware)
-    _check_classes(config, nodes)
     _check_local_prefill(config)
     return ResolvedCluster(
         config=config,
@@ -199,17 +198,6 @@ def _check_reachable(config: ClusterConfig, hardware: Hardware) -> None:
             f"network.host: {network.host} cannot be reached from the other "
             f"{hardware.num_hosts - 1} hosts of the Ray cluster; set network.interface"
         )
-
-
-def _check_classes(config: ClusterConfig, nodes: tuple[NodePlan, ...]) -> None:
-    known = [plan.name for plan in nodes if plan.role is Role.PREFILL]
-    for i, prompt_class in enumerate(config.router.classes):
-        for name in prompt_class.prefill_nodes:
-            if name not in known:
-                raise ConfigError(
-                    f"router.classes[{i}].prefill_nodes: no prefill node is called {name!r}; "
-                    f"there are {', '.join(known) or 'none'}"
-                )
 
 
 def _check_local_prefill(config: ClusterConfig) -> None:

@@ -6,12 +6,20 @@ got and what is allowed. Reading the file is ``config_file.py``; checks that nee
 hardware are made where those are known.
 """
 
-import difflib
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from pdserve.core.config_checks import above as _above
+from pdserve.core.config_checks import at_least as _at_least
+from pdserve.core.config_checks import one_of as _one_of
 from pdserve.core.errors import ConfigError
 from pdserve.core.kv_layout import DTYPE_BYTES
+from pdserve.core.routing_config import (
+    POLICY_NAMES,
+    ConditionalConfig,
+    PrefixConfig,
+    SloConfig,
+)
 
 FIRST_USER_PORT, LAST_PORT = 1024, 65535
 LEAST_SILENCE_S = 2.0
@@ -95,6 +103,7 @@ class PrefillConfig:
     block_size: int | None = None  # default: kv_cache.block_size
     attention_backend: str = "auto"
     overtake_s: float = 2.0  # how long a prompt of the next shorter class may overtake
+    enable_prefix_caching: bool = True  # KV of prompts stays, for others that begin alike
 
     def __post_init__(self) -> None:
         _check_pool("prefill", self)
@@ -121,6 +130,7 @@ class DecodeConfig:
     fallback_chunk: int = 128  # prompt tokens a step spends on fallbacks and recomputes
     headroom_tokens: int = 64  # output tokens a request reserves blocks for before its prefill
     overtake_s: float = 2.0  # how long others may pass a request that waits for many blocks
+    enable_prefix_caching: bool = True  # KV of prompts and answers stays, likewise
 
     def __post_init__(self) -> None:
         _check_pool("decode", self)
@@ -222,9 +232,13 @@ class RouterConfig:
     host: str = "127.0.0.1"
     http_port: int = 8000  # 0: the system picks
     grpc_port: int = 8001
-    policy: str = "length"
+    policy: str = "length"  # one of routing_config.POLICY_NAMES
     classes: tuple[PromptClass, ...] = _DEFAULT_CLASSES
+    rebalance_classes: bool = False  # policy `length`: borders move toward equal work per class
     local_prefill_below: int = 128  # shorter prompts are prefilled on the decode node; 0: none are
+    slo: SloConfig = field(default_factory=SloConfig)
+    prefix: PrefixConfig = field(default_factory=PrefixConfig)
+    conditional: ConditionalConfig = field(default_factory=ConditionalConfig)
     limits: LimitsConfig = field(default_factory=LimitsConfig)
 
     def __post_init__(self) -> None:
@@ -234,6 +248,7 @@ class RouterConfig:
         if self.http_port == self.grpc_port != 0:
             raise ConfigError(f"router.grpc_port: {self.grpc_port} is router.http_port already")
         _at_least("router.local_prefill_below", self.local_prefill_below, 0)
+        _one_of("router.policy", self.policy, POLICY_NAMES)
         _check_classes(self.classes)
 
 
@@ -250,26 +265,12 @@ class ClusterConfig:
     kv_transfer: KvTransferConfig = field(default_factory=KvTransferConfig)
     router: RouterConfig = field(default_factory=RouterConfig)
 
+    def __post_init__(self) -> None:
+        _check_class_nodes(self.router.classes, self.prefill.replicas)
+
     @property
     def kv_dtype(self) -> str:
         return self.model.dtype if self.kv_cache.dtype == "auto" else self.kv_cache.dtype
-
-
-def _one_of(key: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        near = difflib.get_close_matches(value, allowed, n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        raise ConfigError(f"{key}: got {value!r}, allowed are {', '.join(allowed)}{hint}")
-
-
-def _at_least(key: str, value: float, least: float) -> None:
-    if value < least:
-        raise ConfigError(f"{key}: got {value}, allowed are {least} and more")
-
-
-def _above(key: str, value: float, bound: float) -> None:
-    if value <= bound:
-        raise ConfigError(f"{key}: got {value}, it must be more than {bound}")
 
 
 def _check_pool(section: str, pool: PrefillConfig | DecodeConfig) -> None:
@@ -306,3 +307,14 @@ def _check_classes(classes: tuple[PromptClass, ...]) -> None:
     names = [c.name for c in classes]
     if len(set(names)) < len(names) or "" in names:
         raise ConfigError(f"router.classes: every class needs a name of its own, got {names}")
+
+
+def _check_class_nodes(classes: tuple[PromptClass, ...], num_prefill: int) -> None:
+    known = [f"prefill-{i}" for i in range(num_prefill)]
+    for i, prompt_class in enumerate(classes):
+        for name in prompt_class.prefill_nodes:
+            if name not in known:
+                raise ConfigError(
+                    f"router.classes[{i}].prefill_nodes: no prefill node is called {name!r}; "
+                    f"there are {', '.join(known) or 'none'}"
+                )

@@ -94,10 +94,6 @@ def test_a_cluster_needs_cpus_for_ranks_fronts_and_router() -> None:
         ({"decode": {"device": "cpu", **ON_GPUS}}, "decode.device: cpu, but"),
         ({"decode": {"resources": {"num_gpus": 2}}}, "raise decode.tensor_parallel_size"),
         ({"prefill": ON_GPUS}, "ask for 1 GPUs .* there are 0"),
-        (
-            {"router": {"classes": [{"name": "all", "prefill_nodes": ["prefill-7"]}]}},
-            r"router.classes\[0\].prefill_nodes: .*'prefill-7'; there are prefill-0",
-        ),
         ({"decode": {"local_prefill_tokens": 0}}, "router.local_prefill_below: must be 0"),
         (
             {"decode": {"local_prefill_tokens": 0}, "prefill": {"replicas": 0}},

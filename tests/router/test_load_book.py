@@ -1,5 +1,8 @@
 """Loads: what nodes say, and what was sent since."""
 
+from dataclasses import replace
+
+from pdserve.core.cost import NodeCosts, PrefillCost
 from pdserve.core.node import NodeAddress, Role
 from router.load_book import LoadBook, Placement
 from router.nodes import NodeState, NodeView
@@ -41,7 +44,9 @@ def loads(book: LoadBook, *, running: int = 0, queued: int = 0) -> tuple[int, in
 
 
 def placement() -> Placement:
-    return Placement(decode_node="d0", prefill_node="p0", num_choices=2, prefill_len=100)
+    return Placement(
+        decode_node="d0", prefill_node="p0", num_choices=2, prefill_len=100, context_len=300
+    )
 
 
 def test_what_was_sent_since_the_node_spoke_is_added_to_its_word() -> None:
@@ -79,6 +84,29 @@ def test_a_first_token_takes_the_prompt_and_the_end_takes_the_rest() -> None:
     book.remove(second)
     book.remove(second)
     assert loads(book) == (0, 0)
+
+
+def test_a_prompt_that_its_decode_node_prefills_waits_there() -> None:
+    book = LoadBook()
+    local = replace(placement(), prefill_node=None)
+    book.add(local)
+    (node,) = book.loads([view("d0", Role.DECODE, queued=7)]).decode
+    assert (node.queued_tokens, node.context_tokens) == (107, 300)
+    book.prefilled(local)
+    (node,) = book.loads([view("d0", Role.DECODE, queued=7)]).decode
+    assert (node.queued_tokens, node.context_tokens) == (7, 300)
+    book.remove(local)
+    (node,) = book.loads([view("d0", Role.DECODE)]).decode
+    assert (node.queued_tokens, node.context_tokens) == (0, 0)
+
+
+def test_what_a_node_says_of_its_costs_is_in_its_load() -> None:
+    costs = NodeCosts(prefill=PrefillCost(a=1.0, b=2.0, c=3.0))
+    seen = view("p0", Role.PREFILL)
+    assert seen.state is not None
+    told = replace(seen, state=replace(seen.state, costs=costs, prefill_chunk=512))
+    (node,) = LoadBook().loads([told]).prefill
+    assert (node.costs, node.prefill_chunk) == (costs, 512)
 
 
 def test_nodes_that_are_not_ready_have_no_load() -> None:
