@@ -23,10 +23,15 @@ class Stage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
-    """The stages of one request. ``kv_bytes`` are payload bytes that crossed between nodes."""
+    """The stages of one request.
+
+    ``kv_bytes`` are payload bytes that crossed between nodes. ``cached_tokens``: of the client's
+    prompt, those whose KV no node computed for this request.
+    """
 
     route: RouteTaken
     stages: tuple[Stage, ...]
     kv_bytes: int = 0
     transport: str | None = None
     num_preemptions: int = 0
+    cached_tokens: int = 0
