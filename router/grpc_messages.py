@@ -1,6 +1,7 @@
 """Public gRPC messages to and from what the router works with. Plain copies; unset stays unset."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from pdserve.core.errors import InvalidRequestError
 from pdserve.core.node import Role
@@ -36,6 +37,15 @@ def sampling_fields(message: pb.SamplingParams) -> SamplingFields:
         n=message.n if "n" in given else None,
         skip_special_tokens=message.skip_special_tokens if "skip_special_tokens" in given else None,
         include_stop_str_in_output=message.include_stop_str_in_output,
+    )
+
+
+def request_fields(request: pb.GenerateRequest) -> SamplingFields:
+    """The sampling fields, and the limits that stand beside them."""
+    return replace(
+        sampling_fields(request.sampling),
+        ttft_slo_ms=request.ttft_slo_ms if request.HasField("ttft_slo_ms") else None,
+        tpot_slo_ms=request.tpot_slo_ms if request.HasField("tpot_slo_ms") else None,
     )
 
 
@@ -84,6 +94,8 @@ def last_message(generation: Generation, *, timeline: bool) -> pb.GenerateRespon
     )
     if timeline and over.timeline is not None:
         message.timeline.CopyFrom(timeline_to_proto(over.timeline))
+        message.timeline.planned = over.planned or ""
+        message.timeline.explain = over.explain
     return message
 
 

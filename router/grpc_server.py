@@ -25,7 +25,7 @@ from router.grpc_messages import (
     last_message,
     node_load,
     prompt_of,
-    sampling_fields,
+    request_fields,
 )
 from router.http_labels import clean_label
 from router.intake import Conversation
@@ -170,7 +170,7 @@ class _Inference(inference_pb2_grpc.InferenceServicer):
     async def _request(self, request: pb.GenerateRequest) -> GenerationRequest:
         intake, max_model_len = self._service.intake, self._service.max_model_len()
         intake.check_model(request.model or None)
-        fields = sampling_fields(request.sampling)
+        fields = request_fields(request)
         prompt = prompt_of(request)
         priority = request.priority if request.HasField("priority") else None
         if isinstance(prompt, Conversation):

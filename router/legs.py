@@ -95,6 +95,7 @@ class Legs:
             choices=start.choices,
             sampling=job.sampling,
             route=routed.decision.route,
+            cache_salt=job.cache_salt,
         )
         node = routed.decision.route.decode_node
         session = self._channels.submit(node, request)

@@ -5,7 +5,7 @@ import asyncio
 from pdserve.cluster.front import RouterAddress
 from pdserve.cluster.site import Site
 from pdserve.core.errors import PdserveError
-from pdserve.core.node import NodeAddress
+from pdserve.core.node import NodeAddress, Role
 from router.server import Router, start_router
 from router.service import RouterSpec
 
@@ -41,5 +41,10 @@ async def start_front(site: Site) -> RouterFront:
         max_model_len=cluster.max_model_len,
         headroom_tokens=config.decode.headroom_tokens,
         prefill_configured=bool(config.prefill.replicas),
+        caching=frozenset(
+            role
+            for role, pool in ((Role.PREFILL, config.prefill), (Role.DECODE, config.decode))
+            if pool.enable_prefix_caching
+        ),
     )
     return RouterFront(await start_router(spec, silence_s=config.network.silence_s))

@@ -4,7 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import httpx
@@ -112,6 +112,7 @@ class WorldMaker:
         limits: LimitsConfig | None = None,
         classes: tuple[PromptClass, ...] | None = None,
         local_prefill_below: int = 0,
+        routing: RouterConfig | None = None,
         max_model_len: int = 512,
         silence_s: float = WAIT_S,
         await_ready: bool = True,
@@ -134,7 +135,8 @@ class WorldMaker:
         for node in nodes:
             await node.start()
         spec = RouterSpec(
-            config=RouterConfig(
+            config=replace(
+                routing or RouterConfig(),
                 http_port=0,
                 grpc_port=0,
                 local_prefill_below=local_prefill_below,

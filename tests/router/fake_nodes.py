@@ -6,6 +6,7 @@ from typing import Any
 
 import grpc
 
+from pdserve.core.cost import DecodeCost, LinkCost, NodeCosts, PrefillCost
 from pdserve.core.node import NodeAddress, Role
 from pdserve.core.request import (
     FinishReason,
@@ -23,6 +24,13 @@ from pdserve.rpc.v1 import session_pb2, session_pb2_grpc
 
 Context = grpc.aio.ServicerContext[Any, Any]
 NUM_BLOCKS, BLOCK_SIZE = 1000, 16
+
+# What fakes tell, not what they take: 1 ms a prompt token, 10 ms a decode step.
+_PREFILL_COST = PrefillCost(a=0.0, b=0.001, c=0.0)
+DECODE_COSTS = NodeCosts(prefill=_PREFILL_COST, decode=DecodeCost(a=0.010, b=0.0, c=0.0))
+PREFILL_COSTS = NodeCosts(
+    prefill=_PREFILL_COST, link=LinkCost(latency_s=0.0, s_per_byte=1e-6, token_bytes=100)
+)
 
 
 class FakeSession:
@@ -58,10 +66,11 @@ class FakeSession:
         outputs = session_pb2.StepOutputs(outputs=[convert.output_to_proto(output)])
         self.outbox.put(session_pb2.DecodeMessage(outputs=outputs))
 
-    def tell_timeline(self, request: Request, node: str) -> None:
-        prefill_nodes = request.route.prefill_nodes
+    def tell_timeline(self, request: Request, node: str, *, fallback: bool = False) -> None:
+        prefill_nodes = () if fallback else request.route.prefill_nodes
+        local = RouteTaken.FALLBACK if fallback else RouteTaken.LOCAL
         timeline = Timeline(
-            route=RouteTaken.DISAGGREGATED if prefill_nodes else RouteTaken.LOCAL,
+            route=RouteTaken.DISAGGREGATED if prefill_nodes else local,
             stages=(
                 Stage(name="prefill", node=(prefill_nodes or (node,))[0], duration_s=0.01),
                 Stage(name="first_decode", node=node, duration_s=0.002),
@@ -262,6 +271,8 @@ class FakeDecodeNode(session_pb2_grpc.DecodeNodeServicer):
             block_size=BLOCK_SIZE,
             running=self.running,
             connected_prefill_nodes=self.prefill_nodes,
+            prefill_chunk=256,
+            costs=convert.costs_to_proto(DECODE_COSTS),
         )
 
 
@@ -322,6 +333,8 @@ class FakePrefillNode(session_pb2_grpc.PrefillNodeServicer):
             total_blocks=NUM_BLOCKS,
             free_blocks=NUM_BLOCKS,
             block_size=BLOCK_SIZE,
+            prefill_chunk=512,
+            costs=convert.costs_to_proto(PREFILL_COSTS),
         )
         yield session_pb2.WatchMessage(status=status)
         await self.gone.wait()
