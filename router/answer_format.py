@@ -39,6 +39,7 @@ def usage_json(usage: Usage) -> Json:
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
     }
 
 
@@ -64,6 +65,7 @@ def _timeline(over: RequestOver) -> Json | None:
         "kv_bytes": timeline.kv_bytes,
         "transport": timeline.transport,
         "num_preemptions": timeline.num_preemptions,
+        "cached_tokens": timeline.cached_tokens,
         "num_attempts": over.num_attempts,
         "planned": over.planned and over.planned.value,
         "explain": over.explain,

@@ -207,7 +207,8 @@ class Dispatcher:
         for key, timeline in news.timelines:
             running = self._running.get(key.request_id)
             if running is not None and (leg := running.legs.get(key.attempt)):
-                leg.timeline = running.timeline = timeline
+                leg.timeline = timeline
+                running.told(timeline)
         for output in news.outputs:
             if running := self._running.get(output.request_id):
                 self._apply(running, output)

@@ -42,10 +42,14 @@ class Delta:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """Tokens of a call; those up to the one that completed a stop string count."""
+    """Tokens of a call; those up to the one that completed a stop string count.
+
+    ``cached_tokens`` are prompt tokens whose KV was not computed for it; known once all is over.
+    """
 
     prompt_tokens: int
     completion_tokens: int
+    cached_tokens: int
 
 
 class Generation:
@@ -72,7 +76,11 @@ class Generation:
 
     @property
     def usage(self) -> Usage:
-        return Usage(prompt_tokens=self._prompt_tokens, completion_tokens=self._completion_tokens)
+        return Usage(
+            prompt_tokens=self._prompt_tokens,
+            completion_tokens=self._completion_tokens,
+            cached_tokens=sum(over.cached_tokens for over in self._overs.values()),
+        )
 
     @property
     def overs(self) -> tuple[RequestOver, ...]:

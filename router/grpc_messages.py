@@ -89,7 +89,9 @@ def last_message(generation: Generation, *, timeline: bool) -> pb.GenerateRespon
     message = pb.GenerateResponse(
         request_id=generation.request_ids[0],
         usage=pb.Usage(
-            prompt_tokens=usage.prompt_tokens, completion_tokens=usage.completion_tokens
+            prompt_tokens=usage.prompt_tokens,
+            completion_tokens=usage.completion_tokens,
+            cached_tokens=usage.cached_tokens,
         ),
     )
     if timeline and over.timeline is not None:

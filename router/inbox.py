@@ -21,6 +21,7 @@ class RequestOver:
     planned: RouteTaken | None  # None: no node took it
     explain: str  # why it was routed as it was, and what was done where that is not as planned
     num_attempts: int
+    cached_tokens: int  # prompt tokens whose KV was not computed for this request
 
 
 News = TokenOutput | RequestOver

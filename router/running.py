@@ -31,7 +31,14 @@ class Running:
     num_attempts: int = 0
     num_tokens: int = 0
     timeline: Timeline | None = None
+    cached_tokens: int = 0  # of the prompt, when its first leg read it
     error: PdserveError | None = None
+
+    def told(self, timeline: Timeline) -> None:
+        """A node has told the stages. What later legs find cached is this request's own work."""
+        if self.timeline is None:
+            self.cached_tokens = timeline.cached_tokens
+        self.timeline = timeline
 
     def over(self) -> RequestOver:
         """The news that this was all."""
@@ -41,6 +48,7 @@ class Running:
             planned=self.latest.plan.route if self.latest else None,
             explain=self._explain(),
             num_attempts=self.num_attempts,
+            cached_tokens=self.cached_tokens,
         )
 
     def summary(self, now_s: float) -> str:
@@ -66,4 +74,5 @@ class Running:
             Stage(name="admission", node=NODE_NAME, duration_s=self.queued_s - self.arrived_s),
             Stage(name="router_queue", node=NODE_NAME, duration_s=self.submitted_s - self.queued_s),
         )
-        return replace(self.timeline, stages=(*own, *self.timeline.stages))
+        stages = (*own, *self.timeline.stages)
+        return replace(self.timeline, stages=stages, cached_tokens=self.cached_tokens)

@@ -207,7 +207,11 @@ def _usage(message: pb.GenerateResponse) -> Usage | None:
     if not message.HasField("usage"):
         return None
     usage = message.usage
-    return Usage(prompt_tokens=usage.prompt_tokens, completion_tokens=usage.completion_tokens)
+    return Usage(
+        prompt_tokens=usage.prompt_tokens,
+        completion_tokens=usage.completion_tokens,
+        cached_tokens=usage.cached_tokens,
+    )
 
 
 def _position(item: pb.Logprobs) -> PositionLogprobs:

@@ -24,10 +24,11 @@ class PositionLogprobs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """Tokens of a call."""
+    """Tokens of a call. ``cached_tokens``: of the prompt, those that were not computed for it."""
 
     prompt_tokens: int
     completion_tokens: int
+    cached_tokens: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

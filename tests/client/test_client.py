@@ -19,7 +19,7 @@ from pdserve.core.errors import (
 )
 from pdserve.core.request import Request, RouteTaken
 from tests.router.conftest import ANSWER, World, until
-from tests.router.fake_nodes import FakeDecodeNode, FakeSession
+from tests.router.fake_nodes import CACHED_TOKENS, FakeDecodeNode, FakeSession
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -57,6 +57,7 @@ async def test_an_answer_has_text_tokens_usage_and_timeline(
     assert answer.usage.completion_tokens == len(choice.token_ids)
     assert answer.timeline is not None
     assert answer.timeline.route is RouteTaken.LOCAL
+    assert answer.usage.cached_tokens == answer.timeline.cached_tokens == CACHED_TOKENS
 
 
 @pytest.mark.parametrize("prompt", ["Hello", [5, 6, 7], HELLO])

@@ -33,6 +33,9 @@ PREFILL_COSTS = NodeCosts(
 )
 
 
+CACHED_TOKENS = 2  # of the prompt of each first attempt
+
+
 class FakeSession:
     """A router's session, seen from the node."""
 
@@ -77,6 +80,7 @@ class FakeSession:
             ),
             kv_bytes=1024 * len(prefill_nodes),
             transport="grpc" if prefill_nodes else None,
+            cached_tokens=CACHED_TOKENS if request.attempt == 0 else len(request.token_ids) - 1,
         )
         message = session_pb2.RequestTimeline(
             request_id=request.request_id,

@@ -9,7 +9,7 @@ import pytest
 from pdserve.core.config import LimitsConfig
 from pdserve.core.request import FinishReason, Request
 from tests.router.conftest import ANSWER, WAIT_S, World, WorldMaker, until
-from tests.router.fake_nodes import Behaviour, FakeDecodeNode, FakeSession, answer
+from tests.router.fake_nodes import CACHED_TOKENS, Behaviour, FakeDecodeNode, FakeSession, answer
 from tests.router.sse import events_of, text_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -88,6 +88,27 @@ async def test_a_retry_carries_the_prompt_and_what_the_client_has(pair: World) -
     assert second.request_id == first.request_id
     assert second.sampling == first.sampling
     assert second.route.decode_node != first.route.decode_node
+
+
+@pytest.mark.parametrize("num_told", [0, 1])
+async def test_usage_counts_the_prompt_once_and_as_the_first_leg_that_read_it_found_it(
+    world: World, num_told: int
+) -> None:
+    async def behave(node: FakeDecodeNode, session: FakeSession, request: Request) -> None:
+        for _ in range(num_told):
+            session.tell_timeline(request, node.address.name)
+            session.say(request, 0, 0, node.answer_ids[:5])
+        session.fail(request, "transfer_error", "the link broke", retryable=True)
+
+    (node,) = world.decode
+    node.behave = first_then_good(behave)
+    answer = (await world.complete(max_tokens=100, timeline=True)).json()
+    first, second = node.submitted
+    cached = CACHED_TOKENS if num_told else len(second.token_ids) - 1
+    assert answer["usage"]["prompt_tokens"] == len(first.token_ids)
+    assert answer["usage"]["completion_tokens"] == len(node.answer_ids)
+    assert answer["usage"]["prompt_tokens_details"] == {"cached_tokens": cached}
+    assert answer["timeline"]["cached_tokens"] == cached
 
 
 async def test_choices_that_differ_are_retried_one_by_one(world: World) -> None:

@@ -20,7 +20,7 @@ from pdserve.rpc.v1 import inference_pb2 as pb
 from pdserve.rpc.v1 import inference_pb2_grpc
 from pdserve.text.tokenizer import Tokenizer
 from tests.router.conftest import ANSWER, World, WorldMaker, until
-from tests.router.fake_nodes import FakeDecodeNode, FakeSession, flood
+from tests.router.fake_nodes import CACHED_TOKENS, FakeDecodeNode, FakeSession, flood
 
 if TYPE_CHECKING:  # of the stubs' types only
     from pdserve.rpc.v1.inference_pb2_grpc import InferenceAsyncStub
@@ -53,6 +53,7 @@ async def test_a_stream_is_deltas_and_then_usage(world: World, stub: "InferenceA
         ids = [token_id for message in mine for token_id in message.token_ids]
         assert ids == list(world.decode[0].answer_ids)
     assert last.usage.completion_tokens == 2 * len(world.decode[0].answer_ids)
+    assert last.usage.cached_tokens == last.timeline.cached_tokens == CACHED_TOKENS
     assert last.timeline.route == "local"
     assert {message.request_id for message in (*deltas, last)} == {
         world.decode[0].submitted[0].request_id

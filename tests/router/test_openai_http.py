@@ -10,7 +10,7 @@ from pdserve.core.config import LimitsConfig
 from pdserve.core.request import FinishReason, Request
 from pdserve.text.tokenizer import Tokenizer
 from tests.router.conftest import ANSWER, World, WorldMaker, until
-from tests.router.fake_nodes import FakeDecodeNode, FakeSession, flood
+from tests.router.fake_nodes import CACHED_TOKENS, FakeDecodeNode, FakeSession, flood
 from tests.router.sse import events_of, text_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -32,6 +32,7 @@ async def test_a_completion_has_text_usage_and_finish_reason(world: World) -> No
         "prompt_tokens": num_prompt,
         "completion_tokens": num_output,
         "total_tokens": num_prompt + num_output,
+        "prompt_tokens_details": {"cached_tokens": CACHED_TOKENS},
     }
 
 
@@ -67,6 +68,7 @@ async def test_prompts_of_a_batch_are_answered_in_their_order(world: World) -> N
     sent = world.decode[0].submitted
     assert answer["usage"]["prompt_tokens"] == sum(len(request.token_ids) for request in sent)
     assert answer["usage"]["completion_tokens"] == 18
+    assert answer["usage"]["prompt_tokens_details"] == {"cached_tokens": 3 * CACHED_TOKENS}
 
 
 async def test_a_streamed_batch_numbers_its_choices(world: World) -> None:
@@ -179,6 +181,7 @@ async def test_the_timeline_says_who_did_what(make_world: WorldMaker) -> None:
         assert timeline["stages"][0]["name"] == "admission"
         assert timeline["nodes"] == ["router", "prefill-0", "decode-0"]
         assert (timeline["kv_bytes"], timeline["num_attempts"]) == (1024, 1)
+        assert timeline["cached_tokens"] == CACHED_TOKENS
         assert "prefill-0" in timeline["explain"]
         routes = (await world.status())["routes"]
         assert routes == {"disaggregated": 1, "local": 0, "fallback": 0}
