@@ -102,7 +102,7 @@ async def erring_server() -> AsyncIterator[str]:
     @app.post("/v1/completions")
     async def complete(request: Request) -> Response:
         body = await request.json()
-        if not isinstance(body.get("prompt"), list):
+        if not isinstance(body.get("prompt"), list) or max(body["prompt"]) > 9:
             return JSONResponse({"error": {"type": "invalid_request_error"}}, status_code=400)
         if len(body["prompt"]) == 1:
             return JSONResponse({"choices": [{"token_ids": [9]}]})
