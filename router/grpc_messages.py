@@ -41,9 +41,10 @@ def sampling_fields(message: pb.SamplingParams) -> SamplingFields:
 
 
 def request_fields(request: pb.GenerateRequest) -> SamplingFields:
-    """The sampling fields, and the limits that stand beside them."""
+    """The sampling fields, and what stands beside them."""
     return replace(
         sampling_fields(request.sampling),
+        cache_salt=request.cache_salt if request.HasField("cache_salt") else None,
         ttft_slo_ms=request.ttft_slo_ms if request.HasField("ttft_slo_ms") else None,
         tpot_slo_ms=request.tpot_slo_ms if request.HasField("tpot_slo_ms") else None,
     )

@@ -189,6 +189,7 @@ def _request(
         sampling=sampling,
         num_choices=fields.n or 1,
         priority=priority,
+        cache_salt=(fields.cache_salt or "").encode(errors="surrogatepass"),
         ttft_slo_ms=fields.ttft_slo_ms,
         tpot_slo_ms=fields.tpot_slo_ms,
     )

@@ -88,6 +88,7 @@ class SamplingBody(_Body):
     add_special_tokens: bool | None = None
     return_token_ids: bool | None = None
     ttft_slo_ms: float | None = None
+    cache_salt: str | None = None
     tpot_slo_ms: float | None = None
     timeline: bool | None = None
     priority: int | None = None
@@ -241,5 +242,6 @@ def _sampling_fields(
         skip_special_tokens=body.skip_special_tokens,
         include_stop_str_in_output=body.include_stop_str_in_output,
         ttft_slo_ms=body.ttft_slo_ms,
+        cache_salt=body.cache_salt,
         tpot_slo_ms=body.tpot_slo_ms,
     )

@@ -23,6 +23,7 @@ MAX_PRIORITY = 100
 INT32_MAX = 2**31 - 1
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 MAX_SLO_MS = 86_400_000.0  # a day
+MAX_SALT_CHARS = 256
 SHOWN_CHARS = 80
 MAX_ID_DIGITS = 10
 
@@ -55,6 +56,7 @@ class SamplingFields:
     include_stop_str_in_output: bool | None = None
     ttft_slo_ms: float | None = None
     tpot_slo_ms: float | None = None
+    cache_salt: str | None = None
 
 
 def check_sampling(fields: SamplingFields, *, vocab_size: int, max_n: int) -> None:
@@ -80,6 +82,7 @@ def check_sampling(fields: SamplingFields, *, vocab_size: int, max_n: int) -> No
     check_count("n", fields.n, max_n)
     check_slo("ttft_slo_ms", fields.ttft_slo_ms)
     check_slo("tpot_slo_ms", fields.tpot_slo_ms)
+    _check_cache_salt(fields.cache_salt)
 
 
 def check_count(field: str, count: int | None, most: int) -> None:
@@ -179,6 +182,11 @@ def _parse_prompt(field: str, prompt: object, vocab_size: int) -> str | tuple[in
     if isinstance(prompt, list):
         return check_token_ids(field, prompt, vocab_size)
     raise InvalidRequestError(field, f"got {shown(prompt)}, expected a text or a list of token ids")
+
+
+def _check_cache_salt(salt: str | None) -> None:
+    if salt is not None and not 1 <= len(salt) <= MAX_SALT_CHARS:
+        raise _wrong("cache_salt", salt, f"texts of 1 to {MAX_SALT_CHARS} characters")
 
 
 def _check_lengths(fields: SamplingFields) -> None:

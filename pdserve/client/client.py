@@ -6,7 +6,7 @@ from typing import Literal, Self, Unpack, overload
 import grpc
 
 from pdserve.client import messages
-from pdserve.client.messages import Message, Prompt, SamplingOptions
+from pdserve.client.messages import Message, Prompt, RequestOptions
 from pdserve.client.results import Chunk, Completion, ModelInfo, NodeLoad, ServerInfo
 from pdserve.rpc.session import CHANNEL_OPTIONS
 from pdserve.rpc.v1 import inference_pb2 as pb
@@ -51,7 +51,7 @@ class Client:
         label: str | None = None,
         priority: int | None = None,
         timeout_s: float | None = None,
-        **sampling: Unpack[SamplingOptions],
+        **options: Unpack[RequestOptions],
     ) -> Completion: ...
 
     @overload
@@ -65,7 +65,7 @@ class Client:
         label: str | None = None,
         priority: int | None = None,
         timeout_s: float | None = None,
-        **sampling: Unpack[SamplingOptions],
+        **options: Unpack[RequestOptions],
     ) -> Iterator[Chunk]: ...
 
     def generate(
@@ -78,16 +78,16 @@ class Client:
         label: str | None = None,
         priority: int | None = None,
         timeout_s: float | None = None,
-        **sampling: Unpack[SamplingOptions],
+        **options: Unpack[RequestOptions],
     ) -> Completion | Iterator[Chunk]:
-        """Answer a text, token ids or chat messages; ``sampling`` are ``SamplingOptions``.
+        """Answer a text, token ids or chat messages; ``options`` are ``RequestOptions``.
 
         With ``stream`` the chunks as they come; leaving the iteration aborts the request.
         ``timeline`` asks for the stages of the request, ``label`` names it in the router's log;
         a lower ``priority`` is earlier where requests have to wait.
         """
         request = messages.generate_request(
-            prompt, sampling, model=model, timeline=timeline, label=label, priority=priority
+            prompt, options, model=model, timeline=timeline, label=label, priority=priority
         )
         chunks = self._chunks(request, timeout_s)
         return chunks if stream else messages.completion_of(chunks)

@@ -52,9 +52,15 @@ class SamplingOptions(TypedDict, total=False):
     include_stop_str_in_output: bool
 
 
+class RequestOptions(SamplingOptions, total=False):
+    """Sampling, and what else may be said of one request."""
+
+    cache_salt: str  # requests share cached KV only with those of the same
+
+
 def generate_request(
     prompt: Prompt,
-    sampling: SamplingOptions,
+    options: RequestOptions,
     *,
     model: str | None,
     timeline: bool,
@@ -74,13 +80,16 @@ def generate_request(
             request.token_ids.ids.extend(item for item in prompt if isinstance(item, int))
     else:
         request.chat.CopyFrom(chat_messages(prompt))
-    known = SamplingOptions.__annotations__
-    options: dict[str, Any] = {**sampling}
-    for name, value in options.items():
+    known = RequestOptions.__annotations__
+    given: dict[str, Any] = {**options}
+    for name, value in given.items():
         if name not in known:
-            raise TypeError(f"unknown sampling option {name!r}; known are {', '.join(known)}")
+            raise TypeError(f"unknown option {name!r}; known are {', '.join(known)}")
         with _naming(name):
-            request.sampling.MergeFrom(pb.SamplingParams(**{name: value}))
+            if name in SamplingOptions.__annotations__:
+                request.sampling.MergeFrom(pb.SamplingParams(**{name: value}))
+            else:
+                request.MergeFrom(pb.GenerateRequest(**{name: value}))
     return request
 
 

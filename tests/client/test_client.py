@@ -60,6 +60,13 @@ async def test_an_answer_has_text_tokens_usage_and_timeline(
     assert answer.usage.cached_tokens == answer.timeline.cached_tokens == CACHED_TOKENS
 
 
+async def test_a_cache_salt_reaches_the_node(world: World, client: AsyncClient) -> None:
+    await client.generate("Hello", cache_salt="mine", max_tokens=1)
+    assert world.decode[0].submitted[0].cache_salt == b"mine"
+    with pytest.raises(InvalidRequestError, match="cache_salt"):
+        await client.generate("Hello", cache_salt="", max_tokens=1)
+
+
 @pytest.mark.parametrize("prompt", ["Hello", [5, 6, 7], HELLO])
 async def test_a_prompt_is_a_text_ids_or_messages(
     world: World, client: AsyncClient, prompt: Any

@@ -71,6 +71,14 @@ async def test_prompts_of_a_batch_are_answered_in_their_order(world: World) -> N
     assert answer["usage"]["prompt_tokens_details"] == {"cached_tokens": 3 * CACHED_TOKENS}
 
 
+@pytest.mark.parametrize(("fields", "salt"), [({}, b""), ({"cache_salt": "é"}, "é".encode())])
+async def test_a_cache_salt_goes_with_each_prompt(
+    world: World, fields: dict[str, str], salt: bytes
+) -> None:
+    await world.complete(prompt=["a", "b"], max_tokens=1, **fields)
+    assert [request.cache_salt for request in world.decode[0].submitted] == [salt, salt]
+
+
 async def test_a_streamed_batch_numbers_its_choices(world: World) -> None:
     events = events_of(await world.complete(prompt=[[5, 6], [7]], max_tokens=100, n=2, stream=True))
     assert [text_of(events, i) for i in range(4)] == [ANSWER] * 4

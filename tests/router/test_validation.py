@@ -54,6 +54,8 @@ WRONG: list[tuple[str, object]] = [
     ("stop_token_ids", (1,) * 129),
     ("logprobs", 21),
     ("logprobs", -1),
+    ("cache_salt", ""),
+    ("cache_salt", "x" * 257),
     ("n", 0),
     ("n", 5),
 ]
