@@ -6,10 +6,13 @@ import logging
 from decode_node.server import RunningDecodeNode, start_decode_node
 from pdserve.cluster.addresses import host_address
 from pdserve.cluster.incarnation import Incarnation
+from pdserve.core.clock import MonotonicClock
 from pdserve.core.errors import PdserveError
 from pdserve.core.node import NodeAddress, Role
 from pdserve.rank.ring_ranks import start_ranks
 from pdserve.rank.running_node import RunningNode
+from pdserve.rank.step_meter import StepMeter
+from pdserve.rank.trial_steps import measure_steps, trial_limits
 from prefill_node.server import start_prefill_node
 
 logger = logging.getLogger(__name__)
@@ -51,7 +54,9 @@ async def start_front(incarnation: Incarnation) -> NodeFront:
     )
     start = start_prefill_node if plan.role is Role.PREFILL else start_decode_node
     try:
-        node = await start(spec, ranks, silence_s=silence_s)
+        meter = StepMeter()
+        await measure_steps(ranks, trial_limits(spec), meter, MonotonicClock())
+        node = await start(spec, ranks, silence_s=silence_s, meter=meter)
     except BaseException:
         await ranks.close()
         raise

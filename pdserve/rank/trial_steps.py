@@ -49,7 +49,8 @@ class TrialLimits:
         )
         one, wide = [[short]], [[short]] * beside
         long = [[chunk_len] * min(2, most // chunk_len)]
-        for prompts in (one, one, [[-(-chunk_len // 4)]], wide, long, one):
+        quarter = [[-(-chunk_len // 4)]]
+        for prompts in (one, quarter, wide, long) * 2:  # the machine may be busy, or steps new
             yield list(_life(prompts, num_decodes, block_size))
 
 
