@@ -32,6 +32,9 @@ COMMANDS = {
     "models fetch": Command("pdserve.models.fetch_command", "download a model known by name"),
     "models list": Command("pdserve.models.list_command", "the models known by name"),
     "bench engine": Command("pdserve.bench.engine", "latency of prefill and decode steps"),
+    "bench router": Command(
+        "pdserve.bench.router.command", "what one router process adds, and how much it streams"
+    ),
     "bench serve": Command("pdserve.bench.serve", "latency and goodput of a running server"),
     "bench overload": Command("pdserve.bench.overload", "capacity of a running server, and beyond"),
     "bench soak": Command("pdserve.bench.soak.command", "mixed load while processes are killed"),

@@ -8,6 +8,8 @@ import threading
 from collections.abc import Coroutine
 from typing import TypeVar
 
+import uvloop
+
 Result = TypeVar("Result")
 
 
@@ -15,7 +17,7 @@ class OwnLoop:
     """Runs from the start until the process ends."""
 
     def __init__(self, name: str) -> None:
-        self._loop = asyncio.new_event_loop()
+        self._loop = uvloop.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name=name, daemon=True).start()
 
     def run(self, work: Coroutine[None, None, Result]) -> Result:

@@ -11,7 +11,7 @@ import pytest
 from pdserve.core.config import RouterConfig
 from pdserve.core.errors import ConfigError, ModelFilesError
 from pdserve.core.model_spec import read_model_spec
-from router.server import start_router
+from router.server import _listen, start_router
 from router.service import RouterSpec
 from tests.router.conftest import ANSWER, WorldMaker, until
 from tests.router.fake_nodes import answer
@@ -106,3 +106,13 @@ async def test_two_routers_may_stand_before_the_same_nodes(
             )
         assert [item.json()["choices"][0]["text"] for item in answers] == [ANSWER] * 8
         await other.close(0.0)
+
+
+def test_connections_send_small_events_at_once() -> None:
+    with (
+        _listen(RouterConfig(http_port=0, grpc_port=0)) as listening,
+        socket.create_connection(listening.getsockname()),
+    ):
+        accepted, _ = listening.accept()
+        with accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
