@@ -20,9 +20,10 @@ from prefill_node.node import PrefillNode
 from prefill_node.server import start_prefill_node
 from tests.fabric import Fabric, FabricRanks, make_layout
 from tests.nodes.router import Hearing
-from tests.nodes.specs import MODEL, VOCAB_SIZE, Asked, make_spec
+from tests.nodes.specs import MODEL, Asked, make_spec
 from tests.oracle import FakeModel
 from tests.post import RunningPost
+from tests.prompts import VOCAB_SIZE
 
 PATIENCE_S = 10.0
 HELLO = session_pb2.RouterHello(

@@ -8,8 +8,8 @@ from pdserve.core.node import NodeSpec, Role
 from pdserve.core.request import FinishReason, Request, Route, SamplingParams
 from pdserve.core.timeline import Timeline
 from tests.oracle import FakeModel
+from tests.prompts import VOCAB_SIZE, make_prompt
 
-VOCAB_SIZE = 61
 EOS = 60
 
 MODEL = ModelSpec(
@@ -82,6 +82,11 @@ class Asked:
     given_up: bool = False  # its abort is on the way: something may come or not
 
     @property
+    def tokens(self) -> tuple[int, ...]:
+        """The prompt and what has come of the first choice."""
+        return (*self.request.token_ids[: self.request.prompt_len], *self.got[0])
+
+    @property
     def is_ended(self) -> bool:
         """The node has said the last of it."""
         return len(self.ended) == len(self.expected) or self.failure is not None
@@ -105,8 +110,15 @@ def ask(
     stop_token_ids: tuple[int, ...] = (),
     penalty: float = 0.0,
     max_model_len: int = MODEL.max_position,
+    num_alike: int = 0,
+    after: tuple[int, ...] = (),
+    cache_salt: bytes = b"",
 ) -> Asked:
-    """A request like no other; with ``num_had`` a retry for a client that has so many tokens."""
+    """A request like no other; with ``num_had`` a retry for a client that has so many tokens.
+
+    The first ``num_alike`` tokens are those of others (``make_prompt``); with ``after`` they follow
+    those of a conversation.
+    """
     sampling = SamplingParams(
         max_tokens=max_tokens,
         min_tokens=min_tokens,
@@ -114,7 +126,8 @@ def ask(
         stop_token_ids=stop_token_ids,
         presence_penalty=penalty,
     )
-    prompt = tuple((number * 7 + i * (number + 3)) % VOCAB_SIZE for i in range(prompt_len))
+    own = make_prompt(number, prompt_len, num_alike=num_alike)
+    prompt = (*after, *own)[:prompt_len]
     answers = {
         choice: model.answer(
             prompt,
@@ -140,5 +153,6 @@ def ask(
         route=Route(
             decode_node="decode-0", prefill_nodes=prefill_nodes, local_allowed=local_allowed
         ),
+        cache_salt=cache_salt,
     )
     return Asked(request, answers, {choice: list(had) for choice in answers})

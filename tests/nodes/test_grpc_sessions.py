@@ -11,7 +11,8 @@ from pdserve.rpc import convert
 from pdserve.rpc.session import Outbox
 from pdserve.rpc.v1 import session_pb2, session_pb2_grpc
 from tests.nodes.site import HELLO, RouterClient, Site
-from tests.nodes.specs import MODEL, VOCAB_SIZE, ask
+from tests.nodes.specs import MODEL, ask
+from tests.prompts import VOCAB_SIZE
 
 WRONG_HELLOS = [
     (

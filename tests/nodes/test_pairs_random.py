@@ -14,8 +14,9 @@ from hypothesis.stateful import (
 from pdserve.core.config import DecodeConfig, PrefillConfig
 from pdserve.core.request import HandoffId
 from tests.fabric_endpoint import Endpoint
-from tests.nodes.specs import MODEL, VOCAB_SIZE, Asked, ask
+from tests.nodes.specs import MODEL, Asked, ask
 from tests.nodes.world import Pool, World
+from tests.prompts import VOCAB_SIZE
 
 FAILURES = ("checksum_error", "transfer_timeout_error", "transfer_error")
 
@@ -88,9 +89,12 @@ class PairMachine(RuleBasedStateMachine):
         min_tokens=st.integers(0, 3),
         stop_token_ids=st.sampled_from([(), (), tuple(range(0, VOCAB_SIZE, 7))]),
         penalty=st.sampled_from([0.0, 0.5]),
+        num_alike=st.sampled_from([0, 5, 12, 30]),
+        goes_on=st.sampled_from([False, False, True]),
+        cache_salt=st.sampled_from([b"", b"", b"", b"other"]),
         router=st.integers(0, 1),
     )
-    def submit(self, prompt_len, num_choices, router, **others):
+    def submit(self, prompt_len, num_choices, router, goes_on, **others):
         node = self.world.decode.decode
         max_model_len = min(node.max_model_len, MODEL.max_position)
         asked = ask(
@@ -99,6 +103,7 @@ class PairMachine(RuleBasedStateMachine):
             prompt_len=min(prompt_len, max_model_len - 1),
             num_choices=min(num_choices, node.max_choices),
             max_model_len=max_model_len,
+            after=self.world.asked[-1].tokens if goes_on and self.world.asked else (),
             **others,
         )
         self.world.submit(asked, router)

@@ -19,11 +19,12 @@ from prefill_node.node import PrefillNode
 from tests.fabric import Fabric, kinds_of, make_layout
 from tests.fakes import FakeClock
 from tests.nodes.router import Hearing
-from tests.nodes.specs import VOCAB_SIZE, Asked, make_spec
+from tests.nodes.specs import Asked, make_spec
 from tests.nodes.wire import Member, Wire
 from tests.oracle import FakeModel
 from tests.pools import empty_blocks
 from tests.post import HeldPost
+from tests.prompts import VOCAB_SIZE
 
 TURNS = 12  # of the event loop, in which everything that can go on does
 
@@ -272,6 +273,7 @@ def check_timelines(asked: Asked) -> None:
     first, last = asked.timelines  # with the first output and with the last
     assert first.stages == last.stages[: len(first.stages)]
     route = asked.request.route
+    assert first.cached_tokens == last.cached_tokens <= asked.request.prompt_len
     if not route.prefill_nodes:
         assert last.route is RouteTaken.LOCAL
     else:

@@ -14,9 +14,10 @@ from prefill_node.node import PrefillNode
 from prefill_node.sessions import DecodeSession
 from tests.fabric import Fabric, kinds_of, make_layout
 from tests.fakes import FakeClock
-from tests.nodes.specs import VOCAB_SIZE, Asked, ask, make_spec
+from tests.nodes.specs import Asked, ask, make_spec
 from tests.oracle import FakeModel
 from tests.post import HeldPost
+from tests.prompts import VOCAB_SIZE
 
 
 class Bench:
@@ -212,6 +213,8 @@ async def test_a_node_that_is_ending_takes_no_more_prompts(bench):
         ),
         ("prompt", session_pb2.PrefillTask(token_ids=[1] * 80)),
         ("prompt_len", session_pb2.PrefillTask(prompt_len=90)),
+        ("start", session_pb2.PrefillTask(start=2)),
+        ("start", session_pb2.PrefillTask(start=8)),
     ],
 )
 async def test_a_task_that_no_rank_could_work_with_is_refused_by_field(bench, field, change):
