@@ -2,9 +2,12 @@
 timelines, and log-probabilities as JSON can hold them.
 """
 
-from collections.abc import Iterator, Sequence
+import uuid
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Protocol
+
+from pydantic_core import to_json
 
 from pdserve.core.timeline import Timeline
 from router.generation import Delta, Generation, Usage
@@ -25,13 +28,29 @@ class AnswerFormat(Protocol):
         """The body of an answer that is not streamed."""
         ...
 
-    def events(self, delta: Delta) -> Iterator[Json]:
-        """What a delta is in a stream."""
+    def events(self, delta: Delta) -> bytes:
+        """What a delta is in a stream: server-sent events, or nothing."""
         ...
 
     def last_event(self, generation: Generation) -> Json | None:
         """What comes after all deltas, if anything."""
         ...
+
+
+def event_bytes(item: Json) -> bytes:
+    """One server-sent event."""
+    return b"data: " + to_json(item) + b"\n\n"
+
+
+class TextEvents:
+    """Events that differ in one text only; all else is made into bytes once."""
+
+    def __init__(self, event: Callable[[str], Json]) -> None:
+        mark = uuid.uuid4().hex
+        self._before, _, self._after = event_bytes(event(mark)).partition(to_json(mark))
+
+    def bytes_of(self, text: str) -> bytes:
+        return self._before + to_json(text) + self._after
 
 
 def usage_json(usage: Usage) -> Json:

@@ -37,7 +37,7 @@ from router.delivery import (
     LegLost,
     StartLeg,
 )
-from router.inbox import Inbox
+from router.inbox import Inbox, Turns
 from router.legs import Job, Legs
 from router.metrics import Metrics
 from router.nodes import LostNews, News, StateNews, StepNews
@@ -84,6 +84,7 @@ class Dispatcher:
         self._metrics = metrics
         self._limits = limits
         self._clock = clock
+        self._turns = Turns()
         self._running: dict[str, Running] = {}
         self._parked: dict[RequestKey, _Parked] = {}
         self._first_legs: dict[str, StartLeg] = {}  # of requests that wait to be let in
@@ -122,7 +123,7 @@ class Dispatcher:
             now_s=now_s,
         )
         self._idle.clear()
-        inbox = Inbox()
+        inbox = Inbox(self._turns)
         for prompt, (request_id, job) in enumerate(by_id.items()):
             running = Running(
                 request_id=request_id,

@@ -13,9 +13,10 @@ from pydantic_core import to_json
 from starlette.types import Message, Receive, Scope, Send
 
 from pdserve.core.errors import PdserveError
-from router.answer_format import AnswerFormat, Json
+from router.answer_format import AnswerFormat, event_bytes
 from router.generation import Delta, Generation
 from router.http_bodies import error_object, error_response
+from router.stall import StallWatch
 
 STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -60,7 +61,13 @@ class GenerationResponse(Response):
             answering.result()
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        send = _impatient(send, self._stall_s)
+        try:
+            with StallWatch(self._stall_s) as watch:
+                await self._answer_watched(scope, receive, _watched(send, watch))
+        except TimeoutError:
+            logger.warning("a client that read nothing for %g s was dropped", self._stall_s)
+
+    async def _answer_watched(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             with self._generating as generation:
                 if self._format.streamed:
@@ -71,8 +78,6 @@ class GenerationResponse(Response):
             await Response(to_json(body), media_type="application/json")(scope, receive, send)
         except PdserveError as error:
             await error_response(error)(scope, receive, send)
-        except TimeoutError:
-            logger.warning("a client that read nothing for %g s was dropped", self._stall_s)
 
     async def _send_events(self, generation: Generation, send: Send) -> None:
         deltas = aiter(generation)
@@ -84,31 +89,30 @@ class GenerationResponse(Response):
                 if events := self._events(more):
                     await send(_body(events))
             last = self._format.last_event(generation)
-            end = (_event(last) if last else b"") + DONE
+            end = (event_bytes(last) if last else b"") + DONE
         except PdserveError as error:
-            end = _event(error_object(error))
+            end = event_bytes(error_object(error))
         await send(_body(end, more=False))
 
     def _events(self, deltas: list[Delta]) -> bytes:
-        return b"".join(_event(item) for delta in deltas for item in self._format.events(delta))
-
-
-def _event(item: Json) -> bytes:
-    return b"data: " + to_json(item) + b"\n\n"
+        if len(deltas) == 1:
+            return self._format.events(deltas[0])
+        return b"".join(map(self._format.events, deltas))
 
 
 def _body(data: bytes, *, more: bool = True) -> Message:
     return {"type": "http.response.body", "body": data, "more_body": more}
 
 
-def _impatient(send: Send, stall_s: float) -> Send:
-    """``send`` that raises TimeoutError when the client takes nothing for so long."""
+def _watched(send: Send, watch: StallWatch) -> Send:
+    """``send`` during which the client is waited for."""
 
-    async def send_or_give_up(message: Message) -> None:
-        async with asyncio.timeout(stall_s):
-            await send(message)
+    async def send_watched(message: Message) -> None:
+        watch.waits()
+        await send(message)
+        watch.goes_on()
 
-    return send_or_give_up
+    return send_watched
 
 
 async def _client_left(receive: Receive) -> None:

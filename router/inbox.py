@@ -2,14 +2,22 @@
 
 Bounded by the call itself: at most ``max_tokens`` outputs a choice. One writer (the dispatcher) and
 one reader; a reader that falls behind finds everything at once.
+
+Readers are woken a few at a time, in the order in which something came for them, and the event loop
+looks at its sockets in between. So a router that has more to do than time takes in several steps of
+a node before it is each reader's turn, and sends their tokens as one event: it gets slower to the
+eye, but keeps up.
 """
 
 import asyncio
+from collections import deque
 from dataclasses import dataclass
 
 from pdserve.core.errors import PdserveError
 from pdserve.core.request import RouteTaken, TokenOutput
 from pdserve.core.timeline import Timeline
+
+READERS_A_TURN = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,20 +35,47 @@ class RequestOver:
 News = TokenOutput | RequestOver
 
 
+class Turns:
+    """Wakes the readers of inboxes, one round after another."""
+
+    def __init__(self) -> None:
+        self._due: deque[asyncio.Future[None]] = deque()
+        self._begun = False
+
+    def add(self, reader: asyncio.Future[None]) -> None:
+        self._due.append(reader)
+        if not self._begun:
+            self._begun = True
+            reader.get_loop().call_soon(self._wake_some)
+
+    def _wake_some(self) -> None:
+        for _ in range(min(READERS_A_TURN, len(self._due))):
+            reader = self._due.popleft()
+            if not reader.done():  # its call may have ended meanwhile
+                reader.set_result(None)
+        self._begun = bool(self._due)
+        if self._begun:
+            asyncio.get_running_loop().call_soon(self._wake_some)
+
+
 class Inbox:
     """News of the requests of one call, each with the number of its prompt."""
 
-    def __init__(self) -> None:
+    def __init__(self, turns: Turns) -> None:
+        self._turns = turns
         self._news: list[tuple[int, News]] = []
-        self._arrived = asyncio.Event()
+        self._reader: asyncio.Future[None] | None = None  # waits for the first news
 
     def put(self, prompt: int, news: News) -> None:
         self._news.append((prompt, news))
-        self._arrived.set()
+        if self._reader is not None:
+            self._turns.add(self._reader)
+            self._reader = None
 
     async def take(self) -> list[tuple[int, News]]:
         """Everything that has come, at least one piece of news."""
-        await self._arrived.wait()
-        self._arrived.clear()
+        if not self._news:
+            self._reader = asyncio.get_running_loop().create_future()
+            await self._reader
         news, self._news = self._news, []
         return news

@@ -1,10 +1,17 @@
 """The answers of /v1/chat/completions in OpenAI's form, with vLLM's token ids where asked for."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pdserve.text.tokenizer import Tokenizer
-from router.answer_format import Json, json_logprob, timeline_json, usage_json
+from router.answer_format import (
+    Json,
+    TextEvents,
+    event_bytes,
+    json_logprob,
+    timeline_json,
+    usage_json,
+)
 from router.generation import Delta, Generation, GenerationRequest
 
 
@@ -41,6 +48,7 @@ class ChatFormat:
         self._prompt_ids = request.job.prompt_ids
         self._options = options
         self._begun: set[int] = set()
+        self._text_events: dict[int, TextEvents] = {}
 
     @property
     def streamed(self) -> bool:
@@ -51,13 +59,19 @@ class ChatFormat:
         body = {**self._head, "choices": choices, "usage": usage_json(generation.usage)}
         return body | self._prompt_tokens() | self._timeline(generation)
 
-    def events(self, delta: Delta) -> Iterator[Json]:
+    def events(self, delta: Delta) -> bytes:
         if delta.choice not in self._begun:
-            yield self._first_event(delta.choice)
-        tokens_wanted = self._options.token_ids or bool(delta.logprobs)
-        if delta.text or delta.finish_reason is not None or tokens_wanted:
+            return event_bytes(self._first_event(delta.choice)) + self.events(delta)
+        if delta.finish_reason is not None or delta.logprobs or self._options.token_ids:
             content: Json = {"content": delta.text} if delta.text else {}
-            yield self._event([self._choice(delta, "delta", content)])
+            return event_bytes(self._event([self._choice(delta, "delta", content)]))
+        if not delta.text:
+            return b""  # nothing to show yet
+        if delta.choice not in self._text_events:
+            self._text_events[delta.choice] = TextEvents(
+                lambda text: self._event([self._choice(delta, "delta", {"content": text})])
+            )
+        return self._text_events[delta.choice].bytes_of(delta.text)
 
     def last_event(self, generation: Generation) -> Json | None:
         extra = self._timeline(generation)

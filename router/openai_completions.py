@@ -1,11 +1,18 @@
 """The answers of /v1/completions in OpenAI's form, with vLLM's token ids where asked for."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from pdserve.core.request import TokenLogprobs
 from pdserve.text.tokenizer import Tokenizer
-from router.answer_format import Json, json_logprob, timeline_json, usage_json
+from router.answer_format import (
+    Json,
+    TextEvents,
+    event_bytes,
+    json_logprob,
+    timeline_json,
+    usage_json,
+)
 from router.generation import Delta, Generation, GenerationRequest
 
 
@@ -43,6 +50,7 @@ class CompletionFormat:
         self._jobs = [request.job for request in requests]
         self._options = options
         self._text_offsets: dict[int, int] = {}  # of choices that were begun
+        self._text_events: dict[int, TextEvents] = {}
 
     @property
     def streamed(self) -> bool:
@@ -53,12 +61,18 @@ class CompletionFormat:
         body = {**self._head, "choices": choices, "usage": usage_json(generation.usage)}
         return body | (timeline_json(generation.overs) if self._options.timeline else {})
 
-    def events(self, delta: Delta) -> Iterator[Json]:
-        begun = self._index(delta) in self._text_offsets
-        tokens_wanted = self._options.token_ids or bool(delta.logprobs)
-        if begun and not delta.text and delta.finish_reason is None and not tokens_wanted:
-            return  # nothing to show yet
-        yield self._event([self._choice(delta)])
+    def events(self, delta: Delta) -> bytes:
+        index = self._index(delta)
+        text_only = delta.finish_reason is None and not delta.logprobs
+        if index not in self._text_offsets or not text_only or self._options.token_ids:
+            return event_bytes(self._event([self._choice(delta)]))
+        if not delta.text:
+            return b""  # nothing to show yet
+        if index not in self._text_events:
+            self._text_events[index] = TextEvents(
+                lambda text: self._event([self._choice(replace(delta, text=text))])
+            )
+        return self._text_events[index].bytes_of(delta.text)
 
     def last_event(self, generation: Generation) -> Json | None:
         extra = timeline_json(generation.overs) if self._options.timeline else {}

@@ -61,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--model", default="smollm2-135m-instruct", help="for its tokenizer: a name or a directory"
     )
     parser.add_argument("--streams", type=int, default=256)
-    parser.add_argument("--step-ms", type=_numbers, default=(20.0, 10.0, 0.0), metavar="MS,…")
+    parser.add_argument("--step-ms", type=_numbers, default=(20.0, 10.0, 5.0), metavar="MS,…")
     parser.add_argument("--max-tokens", type=int, default=512, help="of one streamed answer")
     parser.add_argument("--duration-s", type=float, default=10.0, help="of each row")
     parser.add_argument("--warm-s", type=float, default=3.0, help="streaming before each row")
@@ -120,7 +120,8 @@ class _Bench:
         if len(self._token_ids) != 1 or len(TOKEN_TEXT) > MAX_PATTERN:
             raise ConfigError(f"--model: its tokenizer has no token of its own for {TOKEN_TEXT!r}")
         cores: list[int | None] = [*sorted(os.sched_getaffinity(0))]
-        self._router_core, self._other_core = cores[-2:] if len(cores) > 1 else (None, None)
+        self._router_core = cores[-2] if len(cores) > 1 else None
+        self._other_core = cores[-1] if len(cores) > 1 else None
         pin(self._other_core)
 
     def added(self) -> AddedRow:
