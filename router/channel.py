@@ -44,7 +44,7 @@ class Channels:
         self, *, router_id: str, model_fingerprint: str, silence_s: float = DEFAULT_SILENCE_S
     ) -> None:
         self.news: asyncio.Queue[News] = asyncio.Queue()
-        self._left_ready: set[Role] = set()  # roles of nodes that were ready and left
+        self._left_paired: set[Role] = set()  # roles of nodes that were paired and left
         self._hello = session_pb2.RouterHello(
             router_id=router_id,
             protocol_version=PROTOCOL_VERSION,
@@ -61,8 +61,8 @@ class Channels:
         for name, channel in list(self._channels.items()):
             if wanted.get(name) != channel.view.address:
                 del self._channels[name]
-                if channel.view.was_ready:
-                    self._left_ready.add(channel.view.role)
+                if channel.view.was_paired:
+                    self._left_paired.add(channel.view.role)
                 closing = asyncio.create_task(channel.close("it left the cluster"))
                 self._closing.add(closing)
                 closing.add_done_callback(self._closing.discard)
@@ -79,10 +79,10 @@ class Channels:
         """The node's view; it must be one of those set."""
         return self._channels[node].view
 
-    def had_ready(self) -> frozenset[Role]:
-        """The roles of which some node was ready at some time."""
-        now = {view.role for view in self.views() if view.was_ready}
-        return frozenset(now | self._left_ready)
+    def had_pair(self) -> bool:
+        """Whether there were, at some time, a prefill node and a decode node connected to one."""
+        now = {view.role for view in self.views() if view.was_paired}
+        return now | self._left_paired == set(Role)
 
     def submit(self, node: str, request: Request) -> int:
         """Send a request; returns the number of the session that carries it.
@@ -125,7 +125,7 @@ class _NodeChannel:
             max_model_len=None,
             ranks=(),
             state=None,
-            was_ready=False,
+            was_paired=False,
             problem=None,
         )
         self._hello = hello
@@ -219,11 +219,12 @@ class _NodeChannel:
     def _tell_state(self, status: session_pb2.NodeStatus) -> None:
         was_ready = self.view.ready
         ranks = rank_places(status.ranks) or self.view.ranks
+        is_linked = self.view.role is Role.PREFILL or bool(status.connected_prefill_nodes)
         self.view = replace(
             self.view,
             state=state_of(status),
             ranks=ranks,
-            was_ready=self.view.was_ready or status.ready,
+            was_paired=self.view.was_paired or (status.ready and is_linked),
         )
         if was_ready != self.view.ready:
             word = "ready" if self.view.ready else f"not ready: {self.view.reason}"

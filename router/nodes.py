@@ -49,7 +49,7 @@ class NodeView:
     max_model_len: int | None  # None: it never answered
     ranks: tuple[RankPlace, ...]
     state: NodeState | None  # of the live session
-    was_ready: bool  # at some time, in this session or an earlier one
+    was_paired: bool  # at some time it was ready and, a decode node, connected to a prefill node
     problem: str | None  # why it is not connected
 
     @property

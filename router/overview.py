@@ -3,7 +3,7 @@
 Pure functions of the views.
 """
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pdserve.core.node import Role
@@ -37,17 +37,15 @@ def max_model_len(views: Iterable[NodeView], own_bound: int) -> int:
     return min([own_bound, *told])
 
 
-def readiness(
-    views: Sequence[NodeView], *, prefill_configured: bool, had_ready: Set[Role]
-) -> Readiness:
+def readiness(views: Sequence[NodeView], *, prefill_configured: bool, had_pair: bool) -> Readiness:
     """Ready once a decode node and, where the cluster has any, a prefill node connected to it are;
-    after a prefill node was ready for the first time (``had_ready``), its absence only degrades.
+    after there was such a pair for the first time (``had_pair``), its absence only degrades.
     """
     decode = [view for view in views if view.role is Role.DECODE]
     if not any(view.ready for view in decode):
         return Readiness(ready=False, reason=_why_not(decode, Role.DECODE))
     problem = _prefill_problem(views) if prefill_configured else None
-    return Readiness(ready=problem is None or Role.PREFILL in had_ready, reason=problem)
+    return Readiness(ready=problem is None or had_pair, reason=problem)
 
 
 def status(

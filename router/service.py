@@ -88,7 +88,7 @@ class Service:
         return readiness(
             self.channels.views(),
             prefill_configured=self.spec.prefill_configured,
-            had_ready=self.channels.had_ready(),
+            had_pair=self.channels.had_pair(),
         )
 
     def status(self) -> Json:

@@ -30,7 +30,7 @@ def view(name: str, role: Role, *, running: int = 0, queued: int = 0) -> NodeVie
         max_model_len=512,
         ranks=(),
         state=state,
-        was_ready=True,
+        was_paired=True,
         problem=None,
     )
 
@@ -116,7 +116,7 @@ def test_nodes_that_are_not_ready_have_no_load() -> None:
         max_model_len=512,
         ranks=(),
         state=None,
-        was_ready=True,
+        was_paired=True,
         problem="gone",
     )
     assert LoadBook().loads([lost]).decode == ()

@@ -23,34 +23,30 @@ def unconnected(node: NodeView) -> NodeView:
     return replace(node, state=replace(node.state, connected_prefill_nodes=()))
 
 
-NOTHING: frozenset[Role] = frozenset()
-BOTH = frozenset({Role.DECODE, Role.PREFILL})
-
-
 @pytest.mark.parametrize(
-    ("views", "had_ready", "word", "reason"),
+    ("views", "had_pair", "word", "reason"),
     [
-        ((), NOTHING, "not ready", "no decode node is ready"),
-        ((PREFILL,), NOTHING, "not ready", "no decode node is ready"),
-        ((DECODE,), NOTHING, "not ready", "no prefill node is ready"),
-        ((DECODE, lost(PREFILL)), NOTHING, "not ready", "p0 hung up"),
-        ((unconnected(DECODE), PREFILL), NOTHING, "not ready", "no decode node is connected"),
-        ((DECODE, PREFILL), NOTHING, "ready", None),
-        ((DECODE, lost(PREFILL)), BOTH, "degraded", "p0 hung up"),
-        ((lost(DECODE), PREFILL), BOTH, "not ready", "d0 hung up"),
+        ((), False, "not ready", "no decode node is ready"),
+        ((PREFILL,), False, "not ready", "no decode node is ready"),
+        ((DECODE,), False, "not ready", "no prefill node is ready"),
+        ((DECODE, lost(PREFILL)), False, "not ready", "p0 hung up"),
+        ((unconnected(DECODE), PREFILL), False, "not ready", "no decode node is connected"),
+        ((DECODE, PREFILL), False, "ready", None),
+        ((DECODE, lost(PREFILL)), True, "degraded", "p0 hung up"),
+        ((lost(DECODE), PREFILL), True, "not ready", "d0 hung up"),
     ],
 )
 def test_readiness_needs_a_pair_at_first_and_a_decode_node_always(
-    views: tuple[NodeView, ...], had_ready: frozenset[Role], word: str, reason: str | None
+    views: tuple[NodeView, ...], had_pair: bool, word: str, reason: str | None
 ) -> None:
-    state = readiness(views, prefill_configured=True, had_ready=had_ready)
+    state = readiness(views, prefill_configured=True, had_pair=had_pair)
     assert state.word == word
     assert (reason is None) == (state.reason is None)
     assert reason is None or reason in str(state.reason)
 
 
 def test_a_cluster_without_prefill_nodes_is_ready_with_a_decode_node() -> None:
-    state = readiness((DECODE,), prefill_configured=False, had_ready=NOTHING)
+    state = readiness((DECODE,), prefill_configured=False, had_pair=False)
     assert state == Readiness(ready=True, reason=None)
 
 
@@ -63,7 +59,7 @@ def test_what_fits_is_what_the_smallest_decode_node_takes() -> None:
 
 
 def test_the_status_names_nodes_and_all_routes() -> None:
-    state = readiness((DECODE, PREFILL), prefill_configured=True, had_ready=BOTH)
+    state = readiness((DECODE, PREFILL), prefill_configured=True, had_pair=True)
     shown = status(
         [DECODE, lost(PREFILL)],
         routes={RouteTaken.DISAGGREGATED: 3, RouteTaken.LOCAL: 0, RouteTaken.FALLBACK: 0},
