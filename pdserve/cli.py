@@ -37,6 +37,7 @@ COMMANDS = {
     ),
     "bench serve": Command("pdserve.bench.serve", "latency and goodput of a running server"),
     "bench overload": Command("pdserve.bench.overload", "capacity of a running server, and beyond"),
+    "bench compare": Command("pdserve.bench.compare", "several settings of a cluster side by side"),
     "bench soak": Command("pdserve.bench.soak.command", "mixed load while processes are killed"),
     "version": Command("pdserve.cluster.version", "print the version"),
 }

@@ -8,9 +8,12 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from pdserve.bench.load import Outcome
 from pdserve.core.errors import ConfigError
+
+T = TypeVar("T")
 
 PERCENTILES = (50, 90, 99)
 LIMITS = ("ttft", "tpot", "e2el")
@@ -84,8 +87,8 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 
 def by_prompt_len(
-    outcomes: Sequence[Outcome], bounds: Sequence[int], summarise: Callable[[list[Outcome]], object]
-) -> dict[str, object]:
+    outcomes: Sequence[Outcome], bounds: Sequence[int], summarise: Callable[[list[Outcome]], T]
+) -> dict[str, T]:
     """``summarise`` of the requests whose prompts lie between neighbouring bounds."""
     edges = [0, *bounds, None]
     parts = {}

@@ -82,7 +82,7 @@ def target_of(args: argparse.Namespace) -> Target:
     url = args.base_url if "://" in args.base_url else f"http://{args.base_url}"
     return Target(
         url=url,
-        model=args.model or _first_model(url),
+        model=args.model or first_model(url),
         vocab_size=args.vocab_size,
         seed=args.seed,
         max_concurrency=args.max_concurrency,
@@ -121,7 +121,8 @@ def table(results: dict[str, object]) -> str:
     return "\n".join(lines)
 
 
-def _first_model(url: str) -> str:
+def first_model(url: str) -> str:
+    """The name of the first model that the server lists. Raises ConfigError."""
     try:
         reply = httpx.get(f"{url}/v1/models", timeout=LOOKUP_TIMEOUT_S, trust_env=False)
         return str(reply.raise_for_status().json()["data"][0]["id"])

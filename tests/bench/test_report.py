@@ -4,6 +4,7 @@ is found between the rates that hold and those that do not.
 
 import pytest
 
+from pdserve.bench.compare import table
 from pdserve.bench.load import Outcome
 from pdserve.bench.overload import CapacitySearch, compare
 from pdserve.bench.report import Limits, by_prompt_len, parse_limits, percentile, report
@@ -85,3 +86,13 @@ def test_overload_is_compared_with_capacity() -> None:
     assert seen["p99_ttft_ratio"] == pytest.approx(1.5)
     assert seen["goodput_ratio"] == pytest.approx(0.5)
     assert (seen["num_refused"], seen["other_errors"]) == (1, 1)
+
+
+def test_cases_stand_beside_the_first_with_their_ratios() -> None:
+    def part(ttft_ms: float) -> dict[str, object]:
+        return {"num_prompts": 3, "p99_ttft_ms": ttft_ms}
+
+    lines = table({"fcfs": {"0-": part(300.0)}, "lanes": {"0-": part(100.0)}})
+    assert "300.00 (1.00)" in lines[2]
+    assert "100.00 (0.33)" in lines[3]
+    assert lines[3].split()[0] == "lanes"

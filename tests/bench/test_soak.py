@@ -10,8 +10,8 @@ import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 
+from pdserve.bench.own_cluster import Footprint, Victim
 from pdserve.bench.soak.clients import Clients
-from pdserve.bench.soak.cluster import Footprint, Victim
 from pdserve.bench.soak.command import broken_promises, growth
 from pdserve.bench.soak.kills import Sightings
 from pdserve.bench.soak.questions import PROMPT_LENS, Question, answered, drafts

@@ -21,8 +21,8 @@ from statistics import median
 
 import httpx
 
+from pdserve.bench.own_cluster import Footprint, OwnCluster, own_cluster
 from pdserve.bench.soak.clients import HANG_S, Clients, Tally
-from pdserve.bench.soak.cluster import Footprint, SoakedCluster, soaked_cluster
 from pdserve.bench.soak.kills import Sightings, Watch
 from pdserve.bench.soak.questions import Question, answered, drafts
 from pdserve.core.errors import InternalError, NoNodeError
@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     """Soak, print the result; 1 where a promise was broken."""
     log = Path(tempfile.mkdtemp(prefix="pdserve-soak-")) / "serve.log"
     settings = ["decode.replicas=2", "prefill.replicas=2", *args.set]
-    with soaked_cluster(args.cluster_yaml, settings, log) as cluster:
+    with own_cluster(args.cluster_yaml, settings, log) as cluster:
         result = asyncio.run(_soak(args, cluster))
         status, num_orphans = cluster.stop()
     result |= {"exit_status": status, "orphans": num_orphans, "log": str(log)}
@@ -78,7 +78,7 @@ def broken_promises(result: Result) -> list[str]:
     return broken
 
 
-async def _soak(args: argparse.Namespace, cluster: SoakedCluster) -> Result:
+async def _soak(args: argparse.Namespace, cluster: OwnCluster) -> Result:
     questions = await _questions(cluster.url, args.questions, args.seed)
     clients = Clients(cluster.url, questions, args.clients, args.seed)
     watch = Watch(cluster, kill_every_s=args.kill_every, seed=args.seed)
@@ -149,7 +149,7 @@ def growth(footprints: Sequence[Footprint]) -> Result:
     }
 
 
-def _leaked_blocks(cluster: SoakedCluster) -> dict[str, int]:
+def _leaked_blocks(cluster: OwnCluster) -> dict[str, int]:
     """Blocks that are still taken a minute after the last request, by node."""
     deadline_s = time.monotonic() + SETTLE_TIMEOUT_S
     taken = {"router": -1}

@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from pdserve.bench.soak.cluster import Footprint, SoakedCluster, Victim
+from pdserve.bench.own_cluster import Footprint, OwnCluster, Victim
 from pdserve.core.errors import NoNodeError
 
 LOOK_EVERY_S = 1.0
@@ -33,7 +33,7 @@ class Sightings:
 class Watch:
     """Looks every second; kills ``kill_every_s`` after the last kill, once all nodes are ready."""
 
-    def __init__(self, cluster: SoakedCluster, *, kill_every_s: float, seed: int) -> None:
+    def __init__(self, cluster: OwnCluster, *, kill_every_s: float, seed: int) -> None:
         self.seen = Sightings()
         self._cluster = cluster
         self._kill_every_s = kill_every_s

@@ -1,4 +1,4 @@
-"""The cluster that a soak disturbs: `pdserve serve` as a process, and the processes below it."""
+"""A cluster that a measurement starts for itself: `pdserve serve` as a process, and those below."""
 
 import signal
 import subprocess
@@ -19,7 +19,6 @@ from pdserve.core.errors import NoNodeError
 START_TIMEOUT_S = 300.0
 STOP_TIMEOUT_S = 60.0
 LOOK_EVERY_S = 0.5
-RSS = "rss_bytes"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +39,7 @@ class Footprint:
     num_processes: int
 
 
-class SoakedCluster:
+class OwnCluster:
     """A cluster that runs below this process."""
 
     def __init__(self, process: "subprocess.Popen[bytes]", url: str) -> None:
@@ -106,11 +105,11 @@ class SoakedCluster:
 
 
 @contextmanager
-def soaked_cluster(
+def own_cluster(
     cluster_yaml: Path | None, settings: Sequence[str], log: Path
-) -> Iterator[SoakedCluster]:
+) -> Iterator[OwnCluster]:
     """`pdserve serve` on free ports, ready, inside the block. Raises NoNodeError."""
-    name = f"soak-{time.time_ns() % 10**9}"
+    name = f"bench-{time.time_ns() % 10**9}"
     given = [] if cluster_yaml is None else [str(cluster_yaml)]
     options = [f"--set={setting}" for setting in ("router.http_port=0", "router.grpc_port=0")]
     options += [f"--set={setting}" for setting in settings]
@@ -118,7 +117,7 @@ def soaked_cluster(
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
         try:
-            yield SoakedCluster(process, _url_of(name, process, log))
+            yield OwnCluster(process, _url_of(name, process, log))
         finally:
             if process.poll() is None:
                 process.terminate()
