@@ -243,13 +243,14 @@ class Dispatcher:
             self._close_request(running)
 
     def _deliver(self, running: Running, output: TokenOutput) -> None:
+        num_tokens = len(output.token_ids)
         if leg := running.legs.get(output.attempt):
-            self._legs.output_came(leg, len(output.token_ids))
-        if running.first_token_s is None and output.token_ids:
+            self._legs.output_came(leg, num_tokens)
+        if running.first_token_s is None and num_tokens:
             running.first_token_s = self._clock.now_s()
             self._metrics.first_token_came(running.first_token_s - running.arrived_s)
-        running.num_tokens += len(output.token_ids)
-        self._metrics.tokens_came(len(output.token_ids))
+        running.num_tokens += num_tokens
+        self._metrics.tokens_came(num_tokens)
         if output.finish_reason is not None:
             self._metrics.choice_finished(output.finish_reason)
         running.inbox.put(running.prompt, output)

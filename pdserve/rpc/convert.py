@@ -138,7 +138,7 @@ def output_from_proto(message: session_pb2.TokenOutput) -> TokenOutput:
         choice=message.choice,
         index=message.index,
         token_ids=tuple(message.token_ids),
-        logprobs=tuple(logprobs_from_proto(item) for item in message.logprobs),
+        logprobs=tuple(map(logprobs_from_proto, message.logprobs)) if message.logprobs else (),
         finish_reason=FinishReason(message.finish_reason) if message.finish_reason else None,
         stop_token_id=message.stop_token_id if message.HasField("stop_token_id") else None,
     )
