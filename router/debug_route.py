@@ -19,7 +19,7 @@ from router.openai_schema import MessageBody, chat_messages
 from router.policies.prediction import Candidate
 from router.routing import Ask, Routed
 from router.service import Service
-from router.validation import check_count, check_slo, parse_prompts
+from router.validation import check_cache_salt, check_count, check_slo, parse_prompts
 
 
 class RouteBody(BaseModel):
@@ -31,6 +31,7 @@ class RouteBody(BaseModel):
     prompt: JsonValue = None
     messages: list[MessageBody] | None = None
     n: int | None = None
+    cache_salt: str | None = None
     ttft_slo_ms: float | None = None
     tpot_slo_ms: float | None = None
     model: str | None = None
@@ -62,6 +63,7 @@ async def _ask(service: Service, body: RouteBody) -> Ask:
     service.intake.check_model(body.model)
     check_slo("ttft_slo_ms", body.ttft_slo_ms)
     check_slo("tpot_slo_ms", body.tpot_slo_ms)
+    check_cache_salt(body.cache_salt)
     check_count("n", body.n, service.spec.config.limits.max_n)
     length = await _length(service, body)
     most = service.max_model_len() - 1  # and one token of output
@@ -71,6 +73,7 @@ async def _ask(service: Service, body: RouteBody) -> Ask:
         num_tokens=length.num_tokens,
         token_ids=length.token_ids,
         num_choices=body.n or 1,
+        cache_salt=(body.cache_salt or "").encode(errors="surrogatepass"),
         ttft_slo_ms=body.ttft_slo_ms,
         tpot_slo_ms=body.tpot_slo_ms,
     )

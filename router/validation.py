@@ -82,7 +82,7 @@ def check_sampling(fields: SamplingFields, *, vocab_size: int, max_n: int) -> No
     check_count("n", fields.n, max_n)
     check_slo("ttft_slo_ms", fields.ttft_slo_ms)
     check_slo("tpot_slo_ms", fields.tpot_slo_ms)
-    _check_cache_salt(fields.cache_salt)
+    check_cache_salt(fields.cache_salt)
 
 
 def check_count(field: str, count: int | None, most: int) -> None:
@@ -184,7 +184,8 @@ def _parse_prompt(field: str, prompt: object, vocab_size: int) -> str | tuple[in
     raise InvalidRequestError(field, f"got {shown(prompt)}, expected a text or a list of token ids")
 
 
-def _check_cache_salt(salt: str | None) -> None:
+def check_cache_salt(salt: str | None) -> None:
+    """Raise InvalidRequestError for a salt that is empty or very long."""
     if salt is not None and not 1 <= len(salt) <= MAX_SALT_CHARS:
         raise _wrong("cache_salt", salt, f"texts of 1 to {MAX_SALT_CHARS} characters")
 

@@ -28,16 +28,17 @@ class PrefillCost:
         return self.b * num_tokens + self.c * attended(num_tokens, start)
 
     def prompt_s(self, num_tokens: int, chunk_len: int, start: int = 0) -> float:
-        """All steps of the last ``num_tokens`` of a prompt, at most ``chunk_len`` in each."""
+        """All steps of the last ``num_tokens`` of a prompt; see ``num_steps``."""
         return self.a * num_steps(num_tokens, chunk_len) + self.marginal_s(num_tokens, start)
 
     def queue_s(self, num_tokens: int, chunk_len: int) -> float:
         """Prompts that wait, of which only the sum is known.
 
         Each chunk is taken for a prompt of its own: for long ones this is too little by what their
-        chunks attend to before themselves.
+        chunks attend to before themselves. ``chunk_len`` 0: all in one step.
         """
-        whole, rest = divmod(num_tokens, max(chunk_len, 1))
+        chunk_len = chunk_len or max(num_tokens, 1)
+        whole, rest = divmod(num_tokens, chunk_len)
         return whole * self.chunk_s(chunk_len) + (self.chunk_s(rest) if rest else 0.0)
 
 
@@ -89,5 +90,5 @@ def attended(num_tokens: int, start: int) -> float:
 
 
 def num_steps(num_tokens: int, chunk_len: int) -> int:
-    """Steps that so many prompt tokens take, at most ``chunk_len`` in each."""
-    return -(-num_tokens // max(chunk_len, 1))
+    """Steps that so many prompt tokens take, at most ``chunk_len`` in each; 0: all in one."""
+    return -(-num_tokens // (chunk_len or max(num_tokens, 1)))

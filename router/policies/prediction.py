@@ -16,10 +16,11 @@ from router.policy import DecodeLoad, Loads, PrefillLoad, Prompt
 class Candidate:
     """A way that a request could take; no prefill node: its decode node prefills it.
 
-    ``ttft_s``: from routing to the first token. ``tpot_s``: between its tokens. ``neighbours_s``:
-    the longest step that those who decode there get while it is prefilled and decoded.
-    ``transfer_s``: to move its KV with nothing else on the link; ``tail_s`` of it is left when the
-    first token is known, and the second has to wait for it.
+    ``ttft_s``: from routing to the first token. ``tpot_s``: between its tokens, at first beside
+    prompts that the decode node still has to compute then. ``neighbours_s``: the longest step that
+    those who decode there get while it is prefilled and decoded. ``transfer_s``: to move its KV
+    with nothing else on the link; ``tail_s`` of it is left when the first token is known, and the
+    second has to wait for it.
     """
 
     decode: DecodeLoad
@@ -113,6 +114,7 @@ def _predict_pair(prompt: Prompt, decode: DecodeLoad, prefill: PrefillLoad) -> C
     tail_s = 0.0
     length, cached = prompt.uncached_on(prefill.name), prompt.cached_on(prefill.name)
     moved = prompt.uncached_on(decode.name)
+    neighbours_s = step_s if decode.num_requests else None
     if link is not None:
         transfer_s = link.tokens_s(moved)
     if cost is not None and wait_s is not None:
@@ -121,12 +123,22 @@ def _predict_pair(prompt: Prompt, decode: DecodeLoad, prefill: PrefillLoad) -> C
         if transfer_s is not None:
             last_chunk = min(prefill.prefill_chunk or length, length, moved)
             tail_s = max(transfer_s * last_chunk / moved, transfer_s - compute_s)
+        if step_s is not None and (prefill_wait_s(decode) or 0.0) > ttft_s:
+            step_s += _chunk_beside_s(decode)
     return Candidate(
         decode=decode,
         prefill=prefill,
         ttft_s=ttft_s,
         tpot_s=step_s,
-        neighbours_s=step_s if decode.num_requests else None,
+        neighbours_s=neighbours_s,
         transfer_s=transfer_s,
         tail_s=tail_s,
     )
+
+
+def _chunk_beside_s(decode: DecodeLoad) -> float:
+    """What a chunk of the prompts that wait on a decode node adds to its steps."""
+    cost = decode.costs.prefill
+    if cost is None or not decode.prefill_chunk:
+        return 0.0
+    return cost.marginal_s(min(decode.prefill_chunk, decode.queued_tokens))

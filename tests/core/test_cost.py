@@ -22,6 +22,7 @@ def test_chunks_cost_what_the_prompt_costs_but_for_the_steps(chunks: list[int], 
 def test_a_prompt_takes_as_many_steps_as_it_has_chunks() -> None:
     cost = PrefillCost(a=1.0, b=0.0, c=0.0)
     assert [cost.prompt_s(n, 100) for n in (1, 100, 101, 300)] == [1, 1, 2, 3]
+    assert [cost.prompt_s(n, 0) for n in (0, 1, 300)] == [0, 1, 1]
 
 
 def test_what_is_cached_is_attended_to_but_not_computed() -> None:
@@ -31,7 +32,8 @@ def test_what_is_cached_is_attended_to_but_not_computed() -> None:
 
 
 def test_a_queue_costs_what_its_chunks_cost_as_prompts() -> None:
-    assert PREFILL.queue_s(0, 100) == 0
+    assert PREFILL.queue_s(0, 100) == PREFILL.queue_s(0, 0) == 0
+    assert PREFILL.queue_s(250, 0) == pytest.approx(PREFILL.chunk_s(250))
     assert PREFILL.queue_s(250, 100) == pytest.approx(
         2 * PREFILL.chunk_s(100) + PREFILL.chunk_s(50)
     )

@@ -69,6 +69,9 @@ async def test_a_prompt_is_routed_with_what_was_sent_before(make_world: WorldMak
             told = (await world.http.post("/debug/route", json=body)).json()
             assert told["sent_before"] == {used: 128}
             assert told["decode_node"] == used
+        salted = {"prompt": LONG, "cache_salt": "another tenant"}
+        told = (await world.http.post("/debug/route", json=salted)).json()
+        assert told["sent_before"] == {}
         told = (await world.http.post("/debug/route", json={"prompt": "Something else"})).json()
         assert told["sent_before"] == {}
 
@@ -127,6 +130,7 @@ async def test_what_cannot_be_asked_names_the_field(
         ({"prompt": [[1], [2]]}, "prompt"),
         ({"prompt": [1] * 512}, "prompt"),
         ({"messages": []}, "messages"),
+        ({"prompt": "Hi", "cache_salt": ""}, "cache_salt"),
         ({"prompt": "Hi", "model": "other"}, "model"),
     ],
 )

@@ -40,6 +40,15 @@ def test_a_prefill_node_first_computes_what_waits_there() -> None:
     assert seen.transfer_s == pytest.approx(0.05)
 
 
+@pytest.mark.parametrize(("queued_there", "step_s"), [(1000, 0.021), (100, 0.021 + 0.256)])
+def test_prompts_that_the_decode_node_computes_when_the_request_comes_slow_its_steps(
+    queued_there: int, step_s: float
+) -> None:
+    (node,) = prefill(PREFILL_COSTS, p0=queued_there)
+    busy = decode("d0", 10, costs=DECODE_COSTS, queued_tokens=900)  # for 0.9 s
+    assert predict(prompt(500), busy, node).tpot_s == pytest.approx(step_s)
+
+
 def test_what_is_cached_is_neither_computed_nor_moved() -> None:
     (node,) = prefill(PREFILL_COSTS, p0=0)
     asked = prompt(500, cached={"p0": 400, "d0": 300})
