@@ -45,14 +45,19 @@ def make_sequence(
     )
 
 
-def read_first_tokens(message: session_pb2.FirstTokens, *, num_choices: int) -> Sampled:
-    """The first tokens of a prefill. Raises PrefillFailedError if they do not hold together."""
+def read_first_tokens(message: session_pb2.FirstTokens, sequence: Sequence) -> Sampled:
+    """The first tokens of a prefill, with log-probabilities if the sequence wants them.
+
+    Raises PrefillFailedError if they are not what was asked for.
+    """
+    num_choices = len(sequence.choices)
+    num_wanted = 0 if sequence.sampling.logprobs is None else num_choices
     num_tokens, num_logprobs = len(message.token_ids), len(message.logprobs)
     are_paired = all(len(item.top_ids) == len(item.top_logprobs) for item in message.logprobs)
-    if num_tokens != num_choices or num_logprobs not in (0, num_tokens) or not are_paired:
+    if num_tokens != num_choices or num_logprobs != num_wanted or not are_paired:
         raise PrefillFailedError(
-            f"{num_tokens} first tokens with {num_logprobs} log-probabilities came for "
-            f"{num_choices} choices"
+            f"{num_tokens} first tokens with {num_logprobs} log-probabilities came, wanted were "
+            f"{num_choices} with {num_wanted}"
         )
     logprobs = tuple(convert.logprobs_from_proto(item) for item in message.logprobs)
     return Sampled(tokens=tuple(message.token_ids), logprobs=logprobs)

@@ -290,7 +290,7 @@ class DecodeNode:
         if sequence.over or leg.has_first_tokens:
             return
         try:
-            first = read_first_tokens(tokens, num_choices=len(sequence.choices))
+            first = read_first_tokens(tokens, sequence)
         except PrefillFailedError as error:
             self._on_leg_news([Failed(leg, error.kind, str(error))])
             return

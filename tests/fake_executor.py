@@ -6,10 +6,11 @@ Knows what real ranks rely on (``engine/batch.py``), not why a scheduler plans w
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from pdserve.core.kv_layout import BlockId
 from pdserve.engine.batch import Batch, Carried, Chunk, Joined, Sampled, Slot, StepOutput
-from tests.oracle import FakeModel, History
+from tests.oracle import FakeModel, History, logprobs_of
 
 
 @dataclass(slots=True)
@@ -188,4 +189,5 @@ class FakeExecutor:
         )
         resident.last_token = sampled[0]
         resident.counted += sampled[:1] if joined.sampling.needs_history else ()
-        return Sampled(tokens=sampled)
+        logprobs = [logprobs_of(token, joined.sampling) for token in sampled]
+        return Sampled(tokens=sampled, logprobs=tuple(chain.from_iterable(logprobs)))

@@ -6,7 +6,7 @@ the rule by which ``FakeExecutor`` samples. Knows no batch, block or slot.
 
 from collections.abc import Iterable, Iterator
 
-from pdserve.core.request import SamplingParams
+from pdserve.core.request import SamplingParams, TokenLogprobs
 
 
 class History:
@@ -38,6 +38,14 @@ class History:
         while node.parent is not None:
             yield node
             node = node.parent
+
+
+def logprobs_of(token: int, sampling: SamplingParams) -> tuple[TokenLogprobs, ...]:
+    """What is told of one token: nothing, or what only this token has."""
+    if sampling.logprobs is None:
+        return ()
+    top = tuple((token + i, -0.5 - token - i) for i in range(sampling.logprobs))
+    return (TokenLogprobs(logprob=-0.5 - token, top=top),)
 
 
 class FakeModel:

@@ -247,12 +247,13 @@ def answer(asked: Asked, **fields: Any) -> session_pb2.FirstTokens:
     [
         {"token_ids": []},
         {"token_ids": [1, 2]},
+        {"token_ids": [1]},
         {"token_ids": [1], "logprobs": [session_pb2.TokenLogprobs()] * 2},
         {"token_ids": [1], "logprobs": [session_pb2.TokenLogprobs(top_ids=[1])]},
     ],
 )
 def test_first_tokens_that_make_no_sense_are_a_failure_of_that_node(world, fields):
-    asked = remote(world)
+    asked = remote(world, logprobs=2)
     world.submit(asked)
     world.bring_all_but("up")
     outputs = session_pb2.PrefillOutputs(first_tokens=[answer(asked, **fields)])

@@ -4,6 +4,7 @@ from pdserve.core.request import FinishReason, RequestKey
 from pdserve.rpc import convert
 from pdserve.rpc.v1 import session_pb2
 from tests.nodes.specs import MODEL, Asked
+from tests.oracle import logprobs_of
 
 
 class Hearing:
@@ -43,6 +44,8 @@ class Hearing:
         assert output.choice not in asked.ended, "a token after the last one"
         assert output.index == len(got), "a token twice, or one is missing"
         assert list(output.token_ids) == expected[len(got) : len(got) + 1], "a wrong token"
+        (token,) = output.token_ids
+        assert output.logprobs == logprobs_of(token, asked.request.sampling)
         got += output.token_ids
         assert (output.finish_reason is not None) == (len(got) == len(expected))
         if output.finish_reason is not None:

@@ -113,6 +113,7 @@ def ask(
     num_alike: int = 0,
     after: tuple[int, ...] = (),
     cache_salt: bytes = b"",
+    logprobs: int | None = None,
 ) -> Asked:
     """A request like no other; with ``num_had`` a retry for a client that has so many tokens.
 
@@ -125,6 +126,7 @@ def ask(
         seed=number,
         stop_token_ids=stop_token_ids,
         presence_penalty=penalty,
+        logprobs=logprobs,
     )
     own = make_prompt(number, prompt_len, num_alike=num_alike)
     prompt = (*after, *own)[:prompt_len]

@@ -62,3 +62,79 @@ def test_a_prompt_is_prefilled_there_and_decoded_here(world):
         ("decode_queue", "decode-0"),
         ("first_decode", "decode-0"),
     ]
+
+
+@pytest.mark.parametrize("num_choices", [1, 2])
+def test_the_first_token_comes_with_its_logprobs_from_the_prefill_node(world, num_choices):
+    world.connect_all()
+    asked = ask(
+        world.model,
+        1,
+        prompt_len=21,
+        max_tokens=9,
+        prefill_nodes=("p0",),
+        num_choices=num_choices,
+        logprobs=2,
+    )
+    world.submit(asked)
+    world.bring_all_but("over")  # no KV: nothing was decoded here
+    assert [len(got) for got in asked.got.values()] == [1] * num_choices
+    world.finish()
+    assert asked.got == asked.expected
+
+
+def test_links_are_made_before_the_first_request(world):
+    """A prefill node that no KV could be sent from yet is not asked, and not waited for."""
+    for name in ("p0", "p1"):
+        world.connect(name)
+    world.bring_all_but("over")
+    assert world.decode.decode.legs.connected == []
+    early = ask(world.model, 1, prompt_len=21, max_tokens=9, prefill_nodes=("p0",))
+    world.submit(early)
+    world.bring_all_but("over")
+    assert early.got == early.expected
+    assert early.timelines[-1].route is RouteTaken.FALLBACK
+    world.connect_all()
+    assert world.decode.decode.legs.connected == ["p0", "p1"]
+
+
+def test_kv_that_is_not_sent_yet_stays_however_many_prompts_want_its_blocks():
+    world = make_world(names=("p0",), prefill_blocks=12, decode_blocks=60)
+    try:
+        world.connect_all()
+        wishes = {"prompt_len": 21, "max_tokens": 9, "prefill_nodes": ("p0",)}
+        first = ask(world.model, 1, **wishes)
+        world.submit(first)
+        world.bring_all_but("over")  # computed, its first token known, none of its KV sent
+        others = [ask(world.model, number, **wishes) for number in range(2, 7)]
+        for other in others:
+            world.submit(other)
+        world.bring_all_but("over")
+        assert world.prefills["p0"].node.scheduler.num_waiting == 4
+        world.finish()
+        for asked in (first, *others):
+            assert asked.got == asked.expected
+            assert asked.timelines[-1].route is RouteTaken.DISAGGREGATED
+    finally:
+        world.close()
+
+
+def test_two_nodes_that_are_both_full_do_not_wait_for_each_other():
+    """Each holds blocks for what the other one is to do, and more waits on both."""
+    world = make_world(names=("p0",), prefill_blocks=6, decode_blocks=14)
+    try:
+        world.connect_all()
+        asked = [
+            ask(world.model, number, prompt_len=20, max_tokens=24, prefill_nodes=("p0",))
+            for number in range(8)
+        ]
+        for each in asked:
+            world.submit(each)
+        world.bring_all_but("over")
+        decode, prefill = (m.node.scheduler for m in (world.decode, world.prefills["p0"]))
+        assert decode.num_waiting_for_blocks > 0
+        assert prefill.num_waiting > 0
+        world.finish()
+        assert all(each.got == each.expected for each in asked)
+    finally:
+        world.close()

@@ -92,6 +92,7 @@ class PairMachine(RuleBasedStateMachine):
         num_alike=st.sampled_from([0, 5, 12, 30]),
         goes_on=st.sampled_from([False, False, True]),
         cache_salt=st.sampled_from([b"", b"", b"", b"other"]),
+        logprobs=st.sampled_from([None, None, 0, 2]),
         router=st.integers(0, 1),
     )
     def submit(self, prompt_len, num_choices, router, goes_on, **others):
