@@ -11,6 +11,7 @@ import logging
 from decode_node.events import Admitted, Event, Forked, NewToken, Replaced
 from decode_node.intake import make_sequence, read_first_tokens
 from decode_node.legs import Arrived, Failed, Leg, LegNews, Legs, PrefillLink
+from decode_node.prefill_breakers import PrefillBreakers
 from decode_node.requests import RequestState, RouterSession
 from decode_node.scheduler import DecodeLimits, DecodeScheduler
 from decode_node.timing import Timing
@@ -26,6 +27,7 @@ from pdserve.core.clock import Clock
 from pdserve.core.config import DecodeConfig
 from pdserve.core.errors import (
     InvalidRequestError,
+    LinkDownError,
     NodeLostError,
     PdserveError,
     PrefillFailedError,
@@ -72,6 +74,7 @@ class DecodeNode:
         )
         self.scheduler = DecodeScheduler(ledger=ledger, clock=clock, limits=self._limits)
         self.legs = Legs(ranks, ledger)
+        self._breakers = PrefillBreakers()
         self._requests: dict[RequestKey, RequestState] = {}
         self._sessions: set[RouterSession] = set()
         self._arrivals = asyncio.Event()
@@ -139,6 +142,7 @@ class DecodeNode:
 
     def accept_link(self, link: PrefillLink) -> None:
         """A prefill node that fits is about to connect its ranks with ours."""
+        self._breakers.meet(link.node, link.peer.peer_id)
         self.legs.accept(link)
 
     def open_link(self, link: PrefillLink) -> None:
@@ -160,7 +164,7 @@ class DecodeNode:
         for failure in outputs.failures:
             leg = self.legs.get(convert.handoff_from_proto(failure.handoff))
             if leg is not None and leg.link is link:
-                self._on_leg_news([Failed(leg, failure.kind, failure.message)])
+                self._on_failed_legs([Failed(leg, failure.kind, failure.message)])
 
     # ---- ranks ------------------------------------------------------------------------------
 
@@ -204,7 +208,8 @@ class DecodeNode:
             prefix_cache_queries=ledger.num_queried_tokens,
             prefix_cache_hits=ledger.num_hit_tokens,
             ranks=ranks,
-            connected_prefill_nodes=self.legs.connected,
+            connected_prefill_nodes=[n for n in self.legs.connected if self._link_that_works(n)],
+            troubles=map(convert.trouble_to_proto, self._breakers.troubles(self._clock.now_s())),
             costs=convert.costs_to_proto(self._meter.costs()),
             context_tokens=self.scheduler.num_context_tokens,
             prefill_chunk=min(
@@ -267,7 +272,8 @@ class DecodeNode:
     def _prefill(self, state: RequestState, sequence: Sequence) -> None:
         """Have a reserved sequence prefilled by the next stop of its route."""
         while (node := state.next_alternate(sequence)) is not None:
-            if (link := self.legs.link_to(node)) is not None:
+            if (link := self._link_that_works(node)) is not None:
+                self._breakers.sent(node, self._clock.now_s())
                 state.take_route(RouteTaken.DISAGGREGATED)
                 self.legs.start(state, sequence, link)
                 return
@@ -297,6 +303,7 @@ class DecodeNode:
         now_s = self._clock.now_s()
         leg.state.timing.prefilled(now_s, leg.link.node, tokens.queue_s, tokens.prefill_s)
         leg.state.count_cached(tokens.cached_tokens)
+        self._breakers.prefilled(leg.link.node)
         leg.has_first_tokens = True
         self.scheduler.first_tokens(sequence, first)
         if leg.is_ready and not leg.sequence.over:
@@ -309,17 +316,35 @@ class DecodeNode:
                 pass  # the prefill node says when the whole pair is ready
             case PeerLost(peer_id=peer_id, reason=reason):
                 for link in self.legs.links_with(peer_id):
+                    now_s = self._clock.now_s()
+                    self._breakers.failed(link.node, LinkDownError("").kind, reason, now_s)
                     self.close_link(link, f"KV link: {reason}")
                     link.close()
             case HandoffReceived() | HandoffFailed() | ReceiveDrained():
-                self._on_leg_news(self.legs.on(rank, event))
+                self._on_failed_legs(self.legs.on(rank, event))
             case _:
                 raise AssertionError(f"a decode rank sent {event}")
+
+    def _link_that_works(self, node: str) -> PrefillLink | None:
+        """The link with a prefill node, if it is up and the node has not failed again and again."""
+        link = self.legs.link_to(node)
+        if link is None or not self._breakers.allows(node, self._clock.now_s()):
+            return None
+        return link
+
+    def _on_failed_legs(self, news: list[LegNews]) -> None:
+        """News that may speak against the prefill node."""
+        for item in news:
+            if isinstance(item, Failed):
+                node = item.leg.link.node
+                self._breakers.failed(node, item.kind, item.message, self._clock.now_s())
+        self._on_leg_news(news)
 
     def _on_leg_news(self, news: list[LegNews]) -> None:
         for item in news:
             match item:
                 case Arrived(leg=leg):
+                    self._breakers.arrived(leg.link.node)
                     leg.state.count_transfer(leg.num_bytes, leg.link.peer.transport)
                     if leg.has_first_tokens:
                         self._join(leg)

@@ -14,7 +14,10 @@ from dataclasses import replace
 
 import grpc
 
+from pdserve.core.breaker import FAILURES_TO_OPEN, Breaker, Duty
+from pdserve.core.clock import Clock, MonotonicClock
 from pdserve.core.errors import NodeLostError
+from pdserve.core.failures import duty_blamed
 from pdserve.core.node import NodeAddress, Role
 from pdserve.core.request import Request, RequestKey
 from pdserve.rpc.convert import request_to_proto
@@ -41,7 +44,12 @@ class Channels:
     """All nodes of the cluster. Every method is called from the event loop's thread."""
 
     def __init__(
-        self, *, router_id: str, model_fingerprint: str, silence_s: float = DEFAULT_SILENCE_S
+        self,
+        *,
+        router_id: str,
+        model_fingerprint: str,
+        silence_s: float = DEFAULT_SILENCE_S,
+        clock: Clock | None = None,
     ) -> None:
         self.news: asyncio.Queue[News] = asyncio.Queue()
         self._left_paired: set[Role] = set()  # roles of nodes that were paired and left
@@ -51,6 +59,8 @@ class Channels:
             model_fingerprint=model_fingerprint,
         )
         self._silence_s = silence_s
+        self._clock = clock or MonotonicClock()
+        self._draining: frozenset[str] = frozenset()
         self._session_numbers = itertools.count(1)
         self._channels: dict[str, _NodeChannel] = {}
         self._closing: set[asyncio.Task[None]] = set()
@@ -69,11 +79,38 @@ class Channels:
         for name, address in wanted.items():
             if name not in self._channels:
                 self._channels[name] = _NodeChannel(
-                    address, self._hello, self.news, self._session_numbers, self._silence_s
+                    address,
+                    self._hello,
+                    self.news,
+                    self._session_numbers,
+                    self._silence_s,
+                    self._clock,
                 )
 
+    def set_draining(self, names: Iterable[str]) -> None:
+        """Nothing new goes to these from now on; what they hold, they finish."""
+        self._draining = frozenset(names)
+        for name in self._channels:
+            self.news.put_nowait(StateNews(node=name))
+
     def views(self) -> tuple[NodeView, ...]:
-        return tuple(channel.view for channel in self._channels.values())
+        """All nodes, with what bars them from new work."""
+        now_s = self._clock.now_s()
+        return tuple(
+            replace(
+                channel.view,
+                barred=self._bar(channel, now_s),
+                breaker=channel.breaker.state(now_s),
+            )
+            for channel in self._channels.values()
+        )
+
+    def _bar(self, channel: "_NodeChannel", now_s: float) -> str | None:
+        if channel.view.name in self._draining:
+            return "draining"
+        if not channel.breaker.allows(now_s):
+            return f"it failed {FAILURES_TO_OPEN} times in a row, at last: {channel.breaker.reason}"
+        return None
 
     def view(self, node: str) -> NodeView:
         """The node's view; it must be one of those set."""
@@ -93,6 +130,7 @@ class Channels:
         if channel is None or channel.view.session is None:
             raise NodeLostError(f"{node}: not connected")
         channel.send(session_pb2.RouterMessage(submit=request_to_proto(request)))
+        channel.breaker.sent(self._clock.now_s())
         return channel.view.session
 
     def abort(self, node: str, session: int, key: RequestKey) -> None:
@@ -101,6 +139,7 @@ class Channels:
         if channel is not None and channel.view.session == session:
             message = session_pb2.RequestKey(request_id=key.request_id, attempt=key.attempt)
             channel.send(session_pb2.RouterMessage(abort=message))
+            channel.breaker.released()
 
     async def close(self) -> None:
         """Leave all nodes; they free what this router owned there."""
@@ -118,7 +157,9 @@ class _NodeChannel:
         news: asyncio.Queue[News],
         session_numbers: Iterator[int],
         silence_s: float,
+        clock: Clock,
     ) -> None:
+        self.breaker = Breaker()  # of this incarnation
         self.view = NodeView(
             address=address,
             session=None,
@@ -132,6 +173,7 @@ class _NodeChannel:
         self._news = news
         self._session_numbers = session_numbers
         self._silence_s = silence_s
+        self._clock = clock
         self._outbox = _new_outbox()
         self._task = asyncio.create_task(self._run(), name=f"session with {address.name}")
 
@@ -187,7 +229,9 @@ class _NodeChannel:
                 self._tell_state(message.status)
             case "outputs":
                 assert isinstance(message, session_pb2.DecodeMessage)
-                self._news.put_nowait(self._step_news(message.outputs))
+                news = self._step_news(message.outputs)
+                self._judge(news)
+                self._news.put_nowait(news)
 
     def _step_news(self, outputs: session_pb2.StepOutputs) -> StepNews:
         try:
@@ -196,6 +240,27 @@ class _NodeChannel:
             raise NodeLostError(
                 f"{self.view.name}: it said what makes no sense: {error}"
             ) from error
+
+    def _judge(self, news: StepNews) -> None:
+        """What a step's news say of the node. However many requests it failed, it failed once."""
+        now_s = self._clock.now_s()
+        if any(output.finish_reason is not None for output in news.outputs):
+            self.breaker.succeeded()
+        elif news.outputs:
+            self.breaker.progressed(now_s)
+        blamed = [f for f in news.failures if duty_blamed(f.kind, own=Duty.DECODE) is Duty.DECODE]
+        if blamed:
+            self._fail(f"{blamed[0].kind}: {blamed[0].message}")
+        elif news.failures:
+            self.breaker.released()
+
+    def _fail(self, reason: str) -> None:
+        """One failure of the node; who waits for it is told when it may be tried again."""
+        now_s = self._clock.now_s()
+        self.breaker.failed(reason, now_s)
+        if wait_s := self.breaker.wait_s(now_s):
+            again = StateNews(node=self.view.name)
+            asyncio.get_running_loop().call_later(wait_s, self._news.put_nowait, again)
 
     def _welcome(self, welcome: session_pb2.NodeWelcome) -> None:
         address = self.view.address
@@ -236,6 +301,8 @@ class _NodeChannel:
         self.view = replace(self.view, session=None, state=None, problem=str(error))
         self._outbox.close()
         if session is not None:
+            if self.view.role is Role.DECODE:
+                self._fail(str(error))
             self._news.put_nowait(LostNews(node=self.view.name, session=session, error=error))
 
 

@@ -7,9 +7,10 @@ handed in at the time of a scrape.
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
+from pdserve.core.breaker import BreakerState, Duty
 from pdserve.core.request import FinishReason, RouteTaken
 from router.admission import AdmissionReport
-from router.exposition import Histogram, family, head
+from router.exposition import Histogram, Labels, family, head
 from router.nodes import NodeView
 from router.routing_metrics import RoutingMetrics
 
@@ -126,6 +127,12 @@ def _node_lines(views: list[NodeView]) -> Iterator[str]:
         "1: the node is connected and ready.",
         [({"node": view.name, "role": view.role}, int(view.ready)) for view in views],
     )
+    yield from family(
+        "node_breaker_open",
+        "gauge",
+        "1: it failed again and again at this stage, and is left alone for a while.",
+        [*map(_breaker_sample, views), *_trouble_samples(views)],
+    )
     states = [
         ({"node": view.name, "role": view.role.value}, view.state) for view in views if view.state
     ]
@@ -163,3 +170,15 @@ def _node_lines(views: list[NodeView]) -> Iterator[str]:
     ):
         labels = [label for label, _ in states]
         yield from family(name, kind, text, list(zip(labels, values, strict=True)))
+
+
+def _breaker_sample(view: NodeView) -> tuple[Labels, int]:
+    is_open = view.breaker is not BreakerState.CLOSED
+    return {"node": view.name, "stage": Duty.DECODE.value, "seen_by": "router"}, int(is_open)
+
+
+def _trouble_samples(views: Iterable[NodeView]) -> Iterator[tuple[Labels, int]]:
+    for view in views:
+        for trouble in view.state.troubles if view.state else ():
+            labels = {"node": trouble.node, "stage": trouble.stage.value, "seen_by": view.name}
+            yield labels, 1

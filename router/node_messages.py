@@ -8,6 +8,7 @@ from pdserve.rpc.convert import (
     failure_from_proto,
     output_from_proto,
     timeline_from_proto,
+    trouble_from_proto,
 )
 from pdserve.rpc.v1 import session_pb2
 from router.nodes import NodeState, RankPlace, StepNews
@@ -40,6 +41,7 @@ def state_of(status: session_pb2.NodeStatus) -> NodeState:
         num_preemptions=status.num_preemptions,
         kv_bytes_moved=status.kv_bytes_moved,
         connected_prefill_nodes=tuple(status.connected_prefill_nodes),
+        troubles=tuple(map(trouble_from_proto, status.troubles)),
         context_tokens=status.context_tokens,
         prefill_chunk=status.prefill_chunk,
         costs=costs_from_proto(status.costs),

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from pdserve.core.breaker import BreakerState, Trouble
 from pdserve.core.cost import NodeCosts
 from pdserve.core.errors import NodeLostError
 from pdserve.core.node import NodeAddress, Role
@@ -35,6 +36,7 @@ class NodeState:
     num_preemptions: int
     kv_bytes_moved: int
     connected_prefill_nodes: tuple[str, ...]
+    troubles: tuple[Trouble, ...] = ()  # a decode node's with its prefill nodes
     context_tokens: int = 0  # of what decodes there
     prefill_chunk: int = 0  # prompt tokens of one step
     costs: NodeCosts = field(default_factory=NodeCosts)
@@ -51,6 +53,8 @@ class NodeView:
     state: NodeState | None  # of the live session
     was_paired: bool  # at some time it was ready and, a decode node, connected to a prefill node
     problem: str | None  # why it is not connected
+    barred: str | None = None  # why nothing new is sent there, connected or not
+    breaker: BreakerState = BreakerState.CLOSED
 
     @property
     def name(self) -> str:
@@ -62,7 +66,9 @@ class NodeView:
 
     @property
     def ready(self) -> bool:
-        return self.session is not None and self.state is not None and self.state.ready
+        """It takes new work."""
+        is_open = self.session is not None and self.state is not None and self.state.ready
+        return is_open and self.barred is None
 
     @property
     def reason(self) -> str | None:
@@ -71,6 +77,8 @@ class NodeView:
             return self.problem or "connecting"
         if self.state is None:
             return "has not told its state yet"
+        if self.state.ready and self.barred is not None:
+            return self.barred
         return None if self.state.ready else self.state.reason or "not ready"
 
 

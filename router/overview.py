@@ -97,6 +97,11 @@ def _node(view: NodeView) -> Json:
         "ready": view.ready,
         "reason": view.reason,
         "ranks": [{"rank": r.rank, "pid": r.pid, "host": r.host} for r in view.ranks],
+        "breaker": view.breaker.value,
+        "troubles": [
+            {"node": t.node, "stage": t.stage.value, "state": t.state.value, "reason": t.reason}
+            for t in (state.troubles if state else ())
+        ],
         "max_model_len": view.max_model_len,
         "total_blocks": state and state.total_blocks,
         "free_blocks": state and state.free_blocks,

@@ -5,6 +5,7 @@ Public API messages have their own converter beside the server that speaks them
 (``router/grpc_messages.py``), since their defaults are the router's business.
 """
 
+from pdserve.core.breaker import BreakerState, Duty, Trouble
 from pdserve.core.cost import DecodeCost, LinkCost, NodeCosts, PrefillCost
 from pdserve.core.errors import InvalidRequestError
 from pdserve.core.request import (
@@ -232,4 +233,23 @@ def costs_from_proto(message: session_pb2.NodeCosts) -> NodeCosts:
         )
         if message.HasField("link")
         else None,
+    )
+
+
+def trouble_to_proto(trouble: Trouble) -> session_pb2.Trouble:
+    return session_pb2.Trouble(
+        node=trouble.node,
+        stage=trouble.stage,
+        state=trouble.state,
+        reason=trouble.reason,
+    )
+
+
+def trouble_from_proto(message: session_pb2.Trouble) -> Trouble:
+    """Raises ValueError for a stage or state that is none."""
+    return Trouble(
+        node=message.node,
+        stage=Duty(message.stage),
+        state=BreakerState(message.state),
+        reason=message.reason,
     )

@@ -66,12 +66,15 @@ class World:
     http: httpx.AsyncClient
 
     async def renewed(self) -> "World":
-        """Itself, with nodes that have forgotten everything and are connected."""
+        """Itself, with nodes that are connected as if they were made anew."""
+        for node in self.decode:
+            node.forget()
+            node.incarnation += 1
+        prefill = [node.address for node in self.prefill]
+        self.router.set_nodes([*(node.address for node in self.decode), *prefill])
         async with asyncio.timeout(WAIT_S):
             while not all(node["ready"] for node in await self.nodes()):
                 await asyncio.sleep(0.01)
-        for node in self.decode:
-            node.forget()
         return self
 
     async def until_idle(self) -> None:

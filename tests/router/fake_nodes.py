@@ -164,6 +164,7 @@ class FakeDecodeNode(session_pb2_grpc.DecodeNodeServicer):
         self.name = name
         self.answer_ids = tuple(answer_ids)
         self._first_behaviour = behave
+        self.incarnation = 1
         self.eos_token_ids = frozenset(eos_token_ids)
         self.prefill_nodes = tuple(prefill_nodes)
         self.max_model_len = max_model_len
@@ -191,7 +192,7 @@ class FakeDecodeNode(session_pb2_grpc.DecodeNodeServicer):
         return NodeAddress(
             name=self.name,
             role=Role.DECODE,
-            incarnation="1",
+            incarnation=str(self.incarnation),
             address=f"127.0.0.1:{self.port}",
         )
 
@@ -258,7 +259,7 @@ class FakeDecodeNode(session_pb2_grpc.DecodeNodeServicer):
         return session_pb2.NodeWelcome(
             node=self.name,
             role=Role.DECODE,
-            incarnation="1",
+            incarnation=str(self.incarnation),
             protocol_version=PROTOCOL_VERSION,
             max_model_len=self.max_model_len,
             ranks=[session_pb2.RankInfo(rank=0, pid=4711, host="127.0.0.1")],

@@ -208,7 +208,7 @@ class RankInfo(_message.Message):
     def __init__(self, rank: _Optional[int] = ..., pid: _Optional[int] = ..., host: _Optional[str] = ...) -> None: ...
 
 class NodeStatus(_message.Message):
-    __slots__ = ("node", "role", "ready", "reason", "total_blocks", "free_blocks", "block_size", "running", "waiting", "queued_prefill_tokens", "num_preemptions", "kv_bytes_moved", "draining_blocks", "ranks", "connected_prefill_nodes", "waiting_for_blocks", "costs", "context_tokens", "prefill_chunk", "prefix_cache_queries", "prefix_cache_hits")
+    __slots__ = ("node", "role", "ready", "reason", "total_blocks", "free_blocks", "block_size", "running", "waiting", "queued_prefill_tokens", "num_preemptions", "kv_bytes_moved", "draining_blocks", "ranks", "connected_prefill_nodes", "waiting_for_blocks", "costs", "context_tokens", "prefill_chunk", "prefix_cache_queries", "prefix_cache_hits", "troubles")
     NODE_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
@@ -230,6 +230,7 @@ class NodeStatus(_message.Message):
     PREFILL_CHUNK_FIELD_NUMBER: _ClassVar[int]
     PREFIX_CACHE_QUERIES_FIELD_NUMBER: _ClassVar[int]
     PREFIX_CACHE_HITS_FIELD_NUMBER: _ClassVar[int]
+    TROUBLES_FIELD_NUMBER: _ClassVar[int]
     node: str
     role: str
     ready: bool
@@ -251,7 +252,20 @@ class NodeStatus(_message.Message):
     prefill_chunk: int
     prefix_cache_queries: int
     prefix_cache_hits: int
-    def __init__(self, node: _Optional[str] = ..., role: _Optional[str] = ..., ready: _Optional[bool] = ..., reason: _Optional[str] = ..., total_blocks: _Optional[int] = ..., free_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., queued_prefill_tokens: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., kv_bytes_moved: _Optional[int] = ..., draining_blocks: _Optional[int] = ..., ranks: _Optional[_Iterable[_Union[RankInfo, _Mapping]]] = ..., connected_prefill_nodes: _Optional[_Iterable[str]] = ..., waiting_for_blocks: _Optional[int] = ..., costs: _Optional[_Union[NodeCosts, _Mapping]] = ..., context_tokens: _Optional[int] = ..., prefill_chunk: _Optional[int] = ..., prefix_cache_queries: _Optional[int] = ..., prefix_cache_hits: _Optional[int] = ...) -> None: ...
+    troubles: _containers.RepeatedCompositeFieldContainer[Trouble]
+    def __init__(self, node: _Optional[str] = ..., role: _Optional[str] = ..., ready: _Optional[bool] = ..., reason: _Optional[str] = ..., total_blocks: _Optional[int] = ..., free_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., queued_prefill_tokens: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., kv_bytes_moved: _Optional[int] = ..., draining_blocks: _Optional[int] = ..., ranks: _Optional[_Iterable[_Union[RankInfo, _Mapping]]] = ..., connected_prefill_nodes: _Optional[_Iterable[str]] = ..., waiting_for_blocks: _Optional[int] = ..., costs: _Optional[_Union[NodeCosts, _Mapping]] = ..., context_tokens: _Optional[int] = ..., prefill_chunk: _Optional[int] = ..., prefix_cache_queries: _Optional[int] = ..., prefix_cache_hits: _Optional[int] = ..., troubles: _Optional[_Iterable[_Union[Trouble, _Mapping]]] = ...) -> None: ...
+
+class Trouble(_message.Message):
+    __slots__ = ("node", "stage", "state", "reason")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    stage: str
+    state: str
+    reason: str
+    def __init__(self, node: _Optional[str] = ..., stage: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class NodeCosts(_message.Message):
     __slots__ = ("prefill", "decode", "link")
