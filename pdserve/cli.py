@@ -29,6 +29,8 @@ COMMANDS = {
         "pdserve.cluster.demo.command", "serve a small model and ask it three questions"
     ),
     "status": Command("pdserve.cluster.status", "nodes, loads and routes of a running cluster"),
+    "drain": Command("pdserve.cluster.drain", "send nothing new to a node of a running cluster"),
+    "scale": Command("pdserve.cluster.scale", "change how many nodes of a role there are"),
     "models fetch": Command("pdserve.models.fetch_command", "download a model known by name"),
     "models list": Command("pdserve.models.list_command", "the models known by name"),
     "bench engine": Command("pdserve.bench.engine", "latency of prefill and decode steps"),

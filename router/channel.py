@@ -30,7 +30,7 @@ from pdserve.rpc.session import (
 )
 from pdserve.rpc.v1 import session_pb2, session_pb2_grpc
 from router.node_messages import rank_places, state_of, step_news
-from router.nodes import LostNews, News, NodeView, StateNews, StepNews
+from router.nodes import DRAINING, LostNews, News, NodeView, StateNews, StepNews
 
 FIRST_BACKOFF_S, MAX_BACKOFF_S = 0.1, 2.0
 REFUSED_BACKOFF_S = 10.0  # a node that does not fit is asked again, in case it is replaced
@@ -107,7 +107,7 @@ class Channels:
 
     def _bar(self, channel: "_NodeChannel", now_s: float) -> str | None:
         if channel.view.name in self._draining:
-            return "draining"
+            return DRAINING
         if not channel.breaker.allows(now_s):
             return f"it failed {FAILURES_TO_OPEN} times in a row, at last: {channel.breaker.reason}"
         return None

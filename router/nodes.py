@@ -9,6 +9,8 @@ from pdserve.core.node import NodeAddress, Role
 from pdserve.core.request import RequestFailure, RequestKey, TokenOutput
 from pdserve.core.timeline import Timeline
 
+DRAINING = "draining"  # why nothing new is sent there
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankPlace:

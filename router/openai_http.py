@@ -10,6 +10,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
 from pdserve.core.errors import InvalidRequestError
+from router.admin_http import add_admin_routes
 from router.answer_format import Json
 from router.debug_route import add_debug_routes
 from router.generation import GenerationRequest
@@ -42,6 +43,7 @@ def make_app(service: Service) -> FastAPI:
     _add_text_routes(app, service)
     _add_model_routes(app, service)
     _add_operator_routes(app, service)
+    add_admin_routes(app, service)
     add_debug_routes(app, service)
     return app
 

@@ -6,11 +6,24 @@ Pure functions of the views.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from pdserve.core.node import Role
+from pdserve.core.breaker import BreakerState
+from pdserve.core.node import NodeStanding, Role
 from pdserve.core.request import RouteTaken
-from router.nodes import NodeView
+from router.nodes import DRAINING, NodeView
 
 Json = dict[str, object]
+
+_NUMBERS = (
+    "total_blocks",
+    "free_blocks",
+    "draining_blocks",
+    "block_size",
+    "running",
+    "waiting",
+    "queued_prefill_tokens",
+    "num_preemptions",
+    "kv_bytes_moved",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,17 +63,21 @@ def readiness(views: Sequence[NodeView], *, prefill_configured: bool, had_pair: 
 
 def status(
     views: Iterable[NodeView],
+    standings: Iterable[NodeStanding] = (),
     *,
     routes: Mapping[RouteTaken, int],
     readiness: Readiness,
     num_requests: int,
 ) -> Json:
-    """What ``/admin/status`` answers."""
+    """What ``/admin/status`` answers. ``standings``: of nodes that do not run, too."""
+    nodes = [_node(view) for view in views]
+    shown = {view["name"] for view in nodes}
+    absent = [_absent(standing) for standing in standings if standing.name not in shown]
     return {
         "state": readiness.word,
         "reason": readiness.reason,
         "requests": num_requests,
-        "nodes": [_node(view) for view in views],
+        "nodes": sorted([*nodes, *absent], key=_place),
         "routes": {route.value: routes[route] for route in RouteTaken},
     }
 
@@ -86,11 +103,41 @@ def _why_not(views: Sequence[NodeView], role: Role) -> str:
     return f"no {role} node is ready" + (f" ({reasons})" if reasons else "")
 
 
+def _state_word(view: NodeView) -> str:
+    if view.barred == DRAINING:
+        return DRAINING
+    return "ready" if view.ready else "not ready"
+
+
+def _place(node: Json) -> tuple[bool, int, str]:
+    """Prefill nodes first, each role by number."""
+    name = str(node["name"])
+    return node["role"] == Role.DECODE.value, len(name), name
+
+
+def _absent(standing: NodeStanding) -> Json:
+    """A node that is being made, in the shape of one that runs."""
+    unknown = dict.fromkeys(("address", "incarnation", "max_model_len", *_NUMBERS))
+    return {
+        "name": standing.name,
+        "role": standing.role.value,
+        "state": standing.standing.value,
+        "connected": False,
+        "ready": False,
+        "reason": standing.reason,
+        "ranks": [],
+        "breaker": BreakerState.CLOSED.value,
+        "troubles": [],
+        **unknown,
+    }
+
+
 def _node(view: NodeView) -> Json:
     state = view.state
     return {
         "name": view.name,
         "role": view.role.value,
+        "state": _state_word(view),
         "address": view.address.address,
         "incarnation": view.address.incarnation,
         "connected": view.session is not None,

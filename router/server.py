@@ -13,7 +13,7 @@ import uvicorn
 from pdserve.core.clock import Clock, MonotonicClock
 from pdserve.core.config import RouterConfig
 from pdserve.core.errors import ConfigError
-from pdserve.core.node import NodeAddress
+from pdserve.core.node import NodeAddress, NodeStanding
 from pdserve.rpc.session import DEFAULT_SILENCE_S
 from pdserve.text.chat_template import ChatTemplate
 from pdserve.text.tokenizer import Tokenizer
@@ -26,8 +26,10 @@ from router.intake import Intake
 from router.legs import Legs
 from router.metrics import Metrics
 from router.openai_http import make_app
+from router.orders import Orders
 from router.policy import make_policy
 from router.prefix_index import PrefixIndex
+from router.roster import Roster
 from router.routing import Routing
 from router.service import RouterSpec, Service
 from router.tenants import Tenants
@@ -77,6 +79,15 @@ class Router:
     def set_nodes(self, nodes: Iterable[NodeAddress]) -> None:
         """These are the cluster's nodes from now on."""
         self._service.channels.set_nodes(nodes)
+
+    def set_standings(self, standings: Iterable[NodeStanding]) -> None:
+        """So the cluster's nodes stand from now on, those included that do not run."""
+        self._service.roster.set(standings)
+
+    @property
+    def orders(self) -> Orders:
+        """What operators ask for."""
+        return self._service.orders
 
     async def close(self, grace_s: float) -> None:
         """Take in nothing more, let requests end within ``grace_s``, end the rest, stop."""
@@ -138,6 +149,8 @@ def _make_service(spec: RouterSpec, clock: Clock, silence_s: float) -> Service:
             limits=limits,
         ),
         channels=channels,
+        roster=Roster(channels),
+        orders=Orders(),
         routing=routing,
         dispatcher=Dispatcher(
             legs=Legs(channels, routing, head_room, metrics=metrics.routing, clock=clock),

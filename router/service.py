@@ -19,7 +19,9 @@ from router.dispatch import Dispatcher
 from router.generation import Generation, GenerationRequest, generate
 from router.intake import Intake
 from router.metrics import Metrics
+from router.orders import Orders
 from router.overview import Json, Readiness, max_model_len, readiness, status
+from router.roster import Roster
 from router.routing import Ask, Routed, Routing
 from router.tenants import Tenants
 
@@ -36,6 +38,7 @@ class RouterSpec:
     max_model_len: int | None  # the cluster file's bound on prompt and output of one request
     headroom_tokens: int  # output tokens that decode nodes reserve blocks for before a prefill
     prefill_configured: bool  # False: decode nodes prefill everything, and that is as it should be
+    admin_token: str | None = None  # who has it may give orders; None: nobody may
     caching: frozenset[Role] = frozenset(Role)  # pools that keep KV of prompts for later ones
     nodes: tuple[NodeAddress, ...] = ()  # more come by Router.set_nodes
 
@@ -50,6 +53,8 @@ class Service:
     tokenizer: Tokenizer
     intake: Intake
     channels: Channels
+    roster: Roster
+    orders: Orders
     routing: Routing
     dispatcher: Dispatcher
     metrics: Metrics
@@ -95,6 +100,7 @@ class Service:
         """What ``/admin/status`` answers."""
         nodes = status(
             self.channels.views(),
+            self.roster.standings,
             routes=self.metrics.routes,
             readiness=self.readiness(),
             num_requests=self.dispatcher.num_running,

@@ -98,7 +98,13 @@ def test_status_of_several_clusters_lists_them(
 ) -> None:
     held = [claim(cache / "run", name) for name in ("blue", "green")]
     for each in held:
-        each.publish(RunRecord(name=each.name, pid=1, log_dir="l", run_token="t", leftovers=()))
+        each.publish(
+            RunRecord(
+                name=each.name, pid=1, log_dir="l", run_token="t", admin_token="a", leftovers=()
+            )
+        )
+    assert cli.main(["status", "--name", "red"]) == cli.EXIT_WRONG_INPUT
+    assert "no cluster named 'red' runs here; there are\n  blue" in capsys.readouterr().err
     assert cli.main(["status"]) == cli.EXIT_WRONG_INPUT
     assert cli.main(["status", "--name", "blue"]) == cli.EXIT_FAILED
     captured = capsys.readouterr()

@@ -12,8 +12,8 @@ from typing import Any
 
 import psutil
 
+from pdserve.cluster.admin import Target, get_status
 from pdserve.cluster.run_file import run_folder, running
-from pdserve.cluster.status import ask
 from pdserve.core.errors import NoNodeError
 
 START_TIMEOUT_S = 300.0
@@ -48,7 +48,7 @@ class OwnCluster:
 
     def status(self) -> dict[str, Any]:
         """Raises NoNodeError where the router does not answer."""
-        return ask(self.url)
+        return get_status(Target(url=self.url, token=None))
 
     def victims(self) -> list[Victim]:
         """Fronts and ranks of all nodes that are connected."""
@@ -58,14 +58,14 @@ class OwnCluster:
             if connection.laddr and connection.status == psutil.CONN_LISTEN and connection.pid
         }
         found = []
-        for node in self.status()["nodes"]:
+        connected = [node for node in self.status()["nodes"] if node["connected"]]
+        for node in connected:
             port = int(str(node["address"]).rpartition(":")[2])
-            if node["connected"] and port in listeners:
+            if port in listeners:
                 found.append(Victim(node=node["name"], part="front", pid=listeners[port]))
             found += [
                 Victim(node=node["name"], part=f"rank {rank['rank']}", pid=rank["pid"])
                 for rank in node["ranks"]
-                if node["connected"]
             ]
         return found
 

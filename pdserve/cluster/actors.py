@@ -10,16 +10,18 @@ line neither. Errors cross as ``Failure``.
 import asyncio
 import logging
 import os
+from typing import cast
 
 import ray
 
 from pdserve.cluster import ENTRIES
-from pdserve.cluster.front import Front, RouterAddress
+from pdserve.cluster.front import Front, NodeSide, RouterAddress, RouterSide
 from pdserve.cluster.incarnation import Incarnation
 from pdserve.cluster.outcome import Failure, failure_of
 from pdserve.cluster.own_loop import OwnLoop
 from pdserve.cluster.process_log import log_to_file
-from pdserve.core.node import NodeAddress
+from pdserve.core.node import NodeAddress, NodeStanding
+from pdserve.core.orders import OrderAnswer, PlacedOrder
 from pdserve.core.plugin import load_plugin
 
 logger = logging.getLogger(__name__)
@@ -68,8 +70,20 @@ class FrontActor:
             return failure_of(error)
         return self._started.address
 
-    def set_nodes(self, nodes: tuple[NodeAddress, ...]) -> None:
+    def set_nodes(self, nodes: tuple[NodeStanding, ...]) -> None:
         self._loop.run(self._started.set_nodes(nodes))
+
+    def until_idle(self) -> None:
+        """Of a node's front."""
+        self._loop.run(cast(NodeSide, self._started).until_idle())
+
+    def next_order(self) -> PlacedOrder:
+        """Of the router's front."""
+        return self._loop.run(cast(RouterSide, self._started).next_order())
+
+    def answer(self, answer: OrderAnswer) -> None:
+        """Of the router's front."""
+        self._loop.run(cast(RouterSide, self._started).answer(answer))
 
     def alive(self) -> None:
         """Answer as soon as the loop of what lives here turns."""

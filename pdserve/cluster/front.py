@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from pdserve.core.errors import PdserveError
-from pdserve.core.node import NodeAddress
+from pdserve.core.node import NodeAddress, NodeStanding
+from pdserve.core.orders import OrderAnswer, PlacedOrder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +27,24 @@ class Front(Protocol):
     def failed(self) -> Awaitable[PdserveError]:
         """Done, with the error as its result, when it cannot go on."""
 
-    async def set_nodes(self, nodes: tuple[NodeAddress, ...]) -> None:
-        """The nodes to talk to from now on."""
+    async def set_nodes(self, nodes: tuple[NodeStanding, ...]) -> None:
+        """How the cluster's nodes stand from now on; whoever has an address is there."""
 
     async def close(self, grace_s: float) -> None: ...
+
+
+class NodeSide(Front, Protocol):
+    """A node."""
+
+    async def until_idle(self) -> None:
+        """Wait until it holds nothing."""
+
+
+class RouterSide(Front, Protocol):
+    """The router."""
+
+    async def next_order(self) -> PlacedOrder:
+        """Wait for an operator's order."""
+
+    async def answer(self, answer: OrderAnswer) -> None:
+        """To an order of ``next_order``."""

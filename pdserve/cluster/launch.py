@@ -35,6 +35,8 @@ from pdserve.models.fetch import locate
 
 Say = Callable[[str, str], None]  # a stage, and what there is to say about it
 
+ROOM_TO_GROW = 256.0  # logical CPUs of a private Ray, for nodes that are added later
+
 READY_TIMEOUT_S = 120.0  # for the nodes to connect to each other
 
 
@@ -77,6 +79,7 @@ def opened_site(
             model_dir=model_dir,
             run_token=record.run_token,
             log_folder=held.name,
+            admin_token=record.admin_token,
         )
         yield OpenedSite(site=site, claim=held, record=record)
 
@@ -151,6 +154,7 @@ def _first_record(name: str) -> RunRecord:
         name=name,
         pid=os.getpid(),
         run_token=run_token,
+        admin_token=secrets.token_hex(16),
         log_dir=str(log_dir(name)),
         leftovers=(ray_dir, str(shared_dir(run_token))),
     )
@@ -161,7 +165,7 @@ def _ray(
 ) -> AbstractContextManager[Hardware]:
     address = planned.config.ray.address
     if address == "local":
-        return private_ray(cpus_needed(planned.nodes), temp_dir, watch)
+        return private_ray(cpus_needed(planned.nodes) + ROOM_TO_GROW, temp_dir, watch)
     return joined_ray(address, watch)
 
 

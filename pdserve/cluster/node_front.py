@@ -8,7 +8,7 @@ from pdserve.cluster.addresses import host_address
 from pdserve.cluster.incarnation import Incarnation
 from pdserve.core.clock import MonotonicClock
 from pdserve.core.errors import PdserveError
-from pdserve.core.node import NodeAddress, Role
+from pdserve.core.node import NodeAddress, NodeStanding, Role
 from pdserve.rank.ring_ranks import start_ranks
 from pdserve.rank.running_node import RunningNode
 from pdserve.rank.step_meter import StepMeter
@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 class NodeFront:
-    """A ``Front``. ``set_nodes`` tells a decode node its prefill nodes."""
+    """A ``NodeSide``. ``set_nodes`` tells a decode node its prefill nodes."""
 
     def __init__(self, node: RunningNode | RunningDecodeNode) -> None:
         self._node = node
@@ -32,9 +32,13 @@ class NodeFront:
     def failed(self) -> "asyncio.Future[PdserveError]":
         return self._node.failed
 
-    async def set_nodes(self, nodes: tuple[NodeAddress, ...]) -> None:
+    async def set_nodes(self, nodes: tuple[NodeStanding, ...]) -> None:
         if isinstance(self._node, RunningDecodeNode):
-            self._node.set_prefill_nodes(nodes)
+            prefill = [node.address for node in nodes if node.role is Role.PREFILL]
+            self._node.set_prefill_nodes(tuple(filter(None, prefill)))
+
+    async def until_idle(self) -> None:
+        await self._node.node.readiness.until_idle()
 
     async def close(self, grace_s: float) -> None:
         await self._node.close(grace_s)

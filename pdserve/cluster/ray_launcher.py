@@ -21,7 +21,8 @@ from pdserve.cluster.ray_processes import CONTROL_TIMEOUT_S, Process, ProcessGro
 from pdserve.cluster.resolve import NodePlan
 from pdserve.cluster.site import Site
 from pdserve.core.errors import NodeLostError, PdserveError
-from pdserve.core.node import NodeAddress
+from pdserve.core.node import NodeAddress, NodeStanding
+from pdserve.core.orders import OrderAnswer, PlacedOrder
 
 PLACEMENT_TIMEOUT_S = 120.0  # for Ray to find room and start a process
 START_TIMEOUT_S = 600.0  # for the ranks to load the model
@@ -44,8 +45,19 @@ class RayFront(Generic[Address]):
         self._processes = processes
         self._silence_s = silence_s
 
-    async def set_nodes(self, nodes: tuple[NodeAddress, ...]) -> None:
+    async def set_nodes(self, nodes: tuple[NodeStanding, ...]) -> None:
         await self._front.control("set_nodes", nodes, timeout_s=CONTROL_TIMEOUT_S)
+
+    async def until_idle(self) -> None:
+        await self._front.answer(self._front.start_call("until_idle"))
+
+    async def next_order(self) -> PlacedOrder:
+        placed = await self._front.answer(self._front.start_call("next_order"))
+        assert isinstance(placed, PlacedOrder)
+        return placed
+
+    async def answer(self, answer: OrderAnswer) -> None:
+        await self._front.control("answer", answer, timeout_s=CONTROL_TIMEOUT_S)
 
     async def ended(self) -> PdserveError:
         signs = [

@@ -5,13 +5,14 @@ import asyncio
 from pdserve.cluster.front import RouterAddress
 from pdserve.cluster.site import Site
 from pdserve.core.errors import PdserveError
-from pdserve.core.node import NodeAddress, Role
+from pdserve.core.node import NodeStanding, Role
+from pdserve.core.orders import OrderAnswer, PlacedOrder
 from router.server import Router, start_router
 from router.service import RouterSpec
 
 
 class RouterFront:
-    """A ``Front``. A router never gives up by itself: it lives as long as its process."""
+    """A ``RouterSide``. A router never gives up by itself: it lives as long as its process."""
 
     def __init__(self, router: Router) -> None:
         self._router = router
@@ -21,8 +22,14 @@ class RouterFront:
     def address(self) -> RouterAddress:
         return RouterAddress(http=self._router.http_address, grpc=self._router.grpc_address)
 
-    async def set_nodes(self, nodes: tuple[NodeAddress, ...]) -> None:
-        self._router.set_nodes(nodes)
+    async def set_nodes(self, nodes: tuple[NodeStanding, ...]) -> None:
+        self._router.set_standings(nodes)
+
+    async def next_order(self) -> PlacedOrder:
+        return await self._router.orders.next()
+
+    async def answer(self, answer: OrderAnswer) -> None:
+        self._router.orders.answer(answer)
 
     async def close(self, grace_s: float) -> None:
         await self._router.close(grace_s)
@@ -41,6 +48,7 @@ async def start_front(site: Site) -> RouterFront:
         max_model_len=cluster.max_model_len,
         headroom_tokens=config.decode.headroom_tokens,
         prefill_configured=bool(config.prefill.replicas),
+        admin_token=site.admin_token,
         caching=frozenset(
             role
             for role, pool in ((Role.PREFILL, config.prefill), (Role.DECODE, config.decode))

@@ -36,6 +36,7 @@ class RunRecord:
     nodes: tuple[str, ...] = ()
     log_dir: str
     run_token: str
+    admin_token: str  # for the router's orders; the file is its owner's alone
     leftovers: tuple[str, ...]
 
 
@@ -57,6 +58,8 @@ class Claim:
     def publish(self, record: RunRecord) -> None:
         """Write or replace the run file; readers see the old one or the new one."""
         fresh = self._path.with_suffix(".new")
+        fresh.unlink(missing_ok=True)
+        fresh.touch(mode=0o600)
         fresh.write_text(json.dumps(asdict(record), indent=2) + "\n", encoding="utf-8")
         fresh.replace(self._path)
 

@@ -14,3 +14,4 @@ class Site:
     model_dir: Path
     run_token: str
     log_folder: str  # below each host's log directory
+    admin_token: str  # who has it may give orders

@@ -28,6 +28,26 @@ class NodeAddress:
     address: str  # host:port
 
 
+class Standing(StrEnum):
+    """How the one who keeps a node running sees it."""
+
+    STARTING = "starting"
+    SERVING = "serving"
+    DRAINING = "draining"  # it finishes what it holds, and gets nothing new
+    LOST = "lost"  # it ended, and is made anew after a while
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeStanding:
+    """One node that there is to be. ``address`` is that of the incarnation that runs, if any."""
+
+    name: str
+    role: Role
+    standing: Standing
+    reason: str | None = None  # of a loss
+    address: NodeAddress | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSpec:
     """Everything a front needs. ``pool`` is the pool's section of the cluster file.

@@ -9,7 +9,8 @@ class Readiness:
 
     def __init__(self) -> None:
         self.problem: str | None = None
-        self._is_idle = True
+        self._idle = asyncio.Event()
+        self._idle.set()
         self._changed = asyncio.Event()
 
     def lose(self, problem: str) -> None:
@@ -20,9 +21,15 @@ class Readiness:
 
     def note_idle(self, is_idle: bool) -> None:
         """Others learn at once that the last work has ended and every block is free."""
-        if is_idle and not self._is_idle:
+        if not is_idle:
+            self._idle.clear()
+        elif not self._idle.is_set():
+            self._idle.set()
             self.tell()
-        self._is_idle = is_idle
+
+    async def until_idle(self) -> None:
+        """Wait until the node holds nothing."""
+        await self._idle.wait()
 
     def tell(self) -> None:
         """Something has changed that others should know at once."""

@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 
 from pdserve.cluster.resolve import NodePlan
 from pdserve.core.errors import PdserveError
-from pdserve.core.node import NodeAddress
+from pdserve.core.node import NodeAddress, NodeStanding
+from pdserve.core.orders import Order, OrderAnswer, PlacedOrder
 
 
 class FakeRunning:
@@ -15,6 +16,11 @@ class FakeRunning:
         self._address = address
         self.death: asyncio.Future[PdserveError] = asyncio.get_running_loop().create_future()
         self.told: list[tuple[str, ...]] = []
+        self.standings: tuple[NodeStanding, ...] = ()
+        self.idle = asyncio.Event()
+        self.idle.set()
+        self.orders: asyncio.Queue[PlacedOrder] = asyncio.Queue()
+        self.answers: asyncio.Queue[OrderAnswer] = asyncio.Queue()
         self.closed_with: list[float] = []
         self.num_kills = 0
 
@@ -23,10 +29,34 @@ class FakeRunning:
         assert self._address is not None
         return self._address
 
-    async def set_nodes(self, nodes: tuple[NodeAddress, ...]) -> None:
+    async def set_nodes(self, nodes: tuple[NodeStanding, ...]) -> None:
+        """``told`` has the incarnations that run, whenever they are others than before."""
         if self.death.done():
             raise self.death.result()
-        self.told.append(tuple(node.incarnation for node in nodes))
+        self.standings = nodes
+        incarnations = tuple(node.address.incarnation for node in nodes if node.address)
+        if self.told[-1:] != [incarnations]:
+            self.told.append(incarnations)
+
+    async def until_idle(self) -> None:
+        await self.idle.wait()
+
+    async def next_order(self) -> PlacedOrder:
+        ordering = asyncio.ensure_future(self.orders.get())
+        await asyncio.wait((ordering, self.death), return_when=asyncio.FIRST_COMPLETED)
+        if self.death.done():
+            ordering.cancel()
+            raise self.death.result()
+        return ordering.result()
+
+    async def answer(self, answer: OrderAnswer) -> None:
+        self.answers.put_nowait(answer)
+
+    async def order(self, order: Order) -> OrderAnswer:
+        """Place an order by this router and wait for its answer."""
+        self.orders.put_nowait(PlacedOrder(number=7, order=order))
+        async with asyncio.timeout(5):
+            return await self.answers.get()
 
     async def ended(self) -> PdserveError:
         return await asyncio.shield(self.death)

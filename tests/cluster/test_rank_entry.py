@@ -18,7 +18,13 @@ def test_a_rank_listens_where_its_host_is_reached_and_within_the_ports() -> None
     config = parse_config({"network": NETWORK, "decode": {"tensor_parallel_size": 3}})
     cluster = resolve(config, SMOLLM2, Hardware(num_cpus=None, num_gpus=0))
     run_token = uuid.uuid4().hex
-    site = Site(cluster=cluster, model_dir=Path("model"), run_token=run_token, log_folder="test")
+    site = Site(
+        cluster=cluster,
+        model_dir=Path("model"),
+        run_token=run_token,
+        log_folder="test",
+        admin_token="secret",
+    )
     plan = next(plan for plan in cluster.nodes if plan.name == "decode-0")
     incarnation = Incarnation(
         site=site, plan=plan, id="decode-0-1", start_timeout_s=1.0, step_timeout_s=1.0

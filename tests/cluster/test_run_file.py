@@ -17,7 +17,10 @@ from pathlib import Path
 from pdserve.cluster.run_file import RunRecord, claim
 folder, leftover = map(Path, sys.argv[1:])
 held = claim(folder, "one")
-held.publish(RunRecord(name="one", pid=1, log_dir="l", run_token="t", leftovers=(str(leftover),)))
+left = (str(leftover),)
+held.publish(
+    RunRecord(name="one", pid=1, log_dir="l", run_token="t", admin_token="a", leftovers=left)
+)
 print("published", flush=True)
 time.sleep(60)
 """
@@ -31,6 +34,7 @@ def record(name: str, *leftovers: Path) -> RunRecord:
         nodes=("prefill-0",),
         log_dir="logs",
         run_token="abc",
+        admin_token="secret",
         leftovers=tuple(map(str, leftovers)),
     )
 
@@ -109,4 +113,12 @@ def test_a_run_file_that_cannot_be_read_is_passed_over(tmp_path: Path, text: str
     held = claim(tmp_path, "one")
     (tmp_path / "one.json").write_text(text)
     assert running(tmp_path) == []
+    held.release()
+
+
+def test_a_run_file_is_its_owners_alone(tmp_path: Path) -> None:
+    held = claim(tmp_path, "one")
+    held.publish(record("one"))
+    held.publish(record("one"))
+    assert (tmp_path / "one.json").stat().st_mode & 0o777 == 0o600
     held.release()

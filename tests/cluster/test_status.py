@@ -16,6 +16,9 @@ STATUS = {
         {
             "name": "prefill-0",
             "role": "prefill",
+            "state": "lost",
+            "reason": "rank 0 died",
+            "troubles": [],
             "ranks": [],
             "free_blocks": None,
             "total_blocks": None,
@@ -25,6 +28,9 @@ STATUS = {
         {
             "name": "decode-0",
             "role": "decode",
+            "state": "ready",
+            "reason": None,
+            "troubles": [{"node": "prefill-1", "stage": "link", "reason": "broken"}],
             "ranks": [
                 {"rank": 0, "pid": 11, "host": "127.0.0.1"},
                 {"rank": 1, "pid": 12, "host": "127.0.0.1"},
@@ -68,12 +74,32 @@ def test_json_is_the_routers_own(url: str, capsys: pytest.CaptureFixture[str]) -
 
 def test_the_table_shows_nodes_and_routes(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["status", "--url", url + "/"]) == 0
-    head, columns, prefill, decode, routes = capsys.readouterr().out.splitlines()
+    lines = capsys.readouterr().out.splitlines()
+    head, columns, prefill, decode, reason, trouble, routes = lines
     assert head.endswith(": degraded (prefill-0: not connected)")
-    assert columns.split() == ["node", "blocks", "free", "running", "waiting", "ranks", "(pid)"]
-    assert prefill.split() == ["prefill-0", "–/–", "–", "–", "not", "connected"]
-    assert decode.split() == ["decode-0", "1480/1489", "2", "1", "11@127.0.0.1,", "12@127.0.0.1"]
+    assert columns.split() == [
+        "node",
+        "state",
+        "blocks",
+        "free",
+        "running",
+        "waiting",
+        "ranks",
+        "(pid)",
+    ]
+    assert prefill.split() == ["prefill-0", "lost", "–/–", "–", "–", "not", "connected"]
+    assert decode.split()[:5] == ["decode-0", "ready", "1480/1489", "2", "1"]
+    assert decode.split()[5:] == ["11@127.0.0.1,", "12@127.0.0.1"]
+    assert reason == "prefill-0: rank 0 died"
+    assert trouble == "decode-0 leaves prefill-1 alone: broken"
     assert routes == "routes: 5 disaggregated, 7 local, 0 fallback"
+
+
+def test_an_address_without_a_scheme_is_enough(
+    url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["status", "--url", url.removeprefix("http://")]) == 0
+    assert capsys.readouterr().out.startswith(f"{url}: degraded")
 
 
 def test_a_router_that_does_not_answer_is_named(

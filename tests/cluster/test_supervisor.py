@@ -10,7 +10,8 @@ from pdserve.cluster.supervisor import Backoff, Supervisor
 from pdserve.core.clock import MonotonicClock
 from pdserve.core.config import DecodeConfig, PrefillConfig
 from pdserve.core.errors import NodeLostError, RankError
-from pdserve.core.node import Role
+from pdserve.core.node import Role, Standing
+from pdserve.core.orders import Drain, Order, Scale
 from tests.cluster.fake_cluster import FakeLauncher
 
 PLANS = (
@@ -54,11 +55,15 @@ async def test_the_router_starts_last_and_hears_of_all_nodes(
     assert launcher.routers[0].told == [("prefill-0#0", "prefill-1#0", "decode-0#0")]
 
 
-async def test_decode_nodes_hear_of_prefill_nodes_only(
+async def test_decode_nodes_hear_how_all_stand(
     supervisor: Supervisor, launcher: FakeLauncher
 ) -> None:
     await supervisor.start()
-    assert launcher.nodes["decode-0"][0].told[-1] == ("prefill-0#0", "prefill-1#0")
+    assert launcher.nodes["decode-0"][0].told[-1] == (
+        "prefill-0#0",
+        "prefill-1#0",
+        "decode-0#0",
+    )
     assert launcher.nodes["prefill-0"][0].told == []
 
 
@@ -97,8 +102,8 @@ async def test_a_dead_node_is_ended_whole_announced_and_made_anew(
         ("prefill-0#1", "prefill-1#0", "decode-0#0"),
     ]
     assert launcher.nodes["decode-0"][0].told[-2:] == [
-        ("prefill-1#0",),
-        ("prefill-0#1", "prefill-1#0"),
+        ("prefill-1#0", "decode-0#0"),
+        ("prefill-0#1", "prefill-1#0", "decode-0#0"),
     ]
     assert launcher.nodes["prefill-1"][0].num_kills == 0
 
@@ -110,7 +115,7 @@ async def test_a_new_decode_node_hears_of_the_prefill_nodes(
     launcher.nodes["decode-0"][0].death.set_result(RankError("rank 0 died"))
     await launcher.started("decode-0", 2)
     await settled()
-    assert launcher.nodes["decode-0"][1].told == [("prefill-0#0", "prefill-1#0")]
+    assert launcher.nodes["decode-0"][1].told == [("prefill-0#0", "prefill-1#0", "decode-0#1")]
 
 
 async def test_starts_that_fail_are_tried_again(launcher: FakeLauncher) -> None:
@@ -175,3 +180,106 @@ async def test_waits_between_starts_double_up_to_the_longest(launcher: FakeLaunc
     waited_s = asyncio.get_running_loop().time() - began_s
     await supervisor.kill()
     assert waited_s >= 0.02 + 0.04 + 0.04 + 0.04
+
+
+def stand(launcher: FakeLauncher) -> dict[str, Standing]:
+    """How the router was told that the nodes stand."""
+    return {node.name: node.standing for node in launcher.routers[-1].standings}
+
+
+async def test_a_node_that_is_being_made_anew_is_told_with_its_reason(
+    launcher: FakeLauncher,
+) -> None:
+    supervisor = make_supervisor(launcher, backoff=Backoff(first_s=60, longest_s=60))
+    await supervisor.start()
+    launcher.nodes["prefill-0"][0].death.set_result(RankError("rank 0 died"))
+    await settled()
+    lost = launcher.routers[0].standings[0]
+    await supervisor.kill()
+    assert (lost.name, lost.standing, lost.reason) == ("prefill-0", Standing.LOST, "rank 0 died")
+    assert lost.address is None
+
+
+async def test_a_drained_node_is_told_and_comes_back(
+    supervisor: Supervisor, launcher: FakeLauncher
+) -> None:
+    await supervisor.start()
+    router = launcher.routers[0]
+    assert "finishes what it holds" in (await router.order(Drain(node="prefill-1"))).text()
+    assert stand(launcher)["prefill-1"] is Standing.DRAINING
+    router.death.set_result(NodeLostError("router: its process died"))
+    await launcher.started("router", 2)
+    await settled()
+    assert stand(launcher)["prefill-1"] is Standing.DRAINING, "a new router knows it too"
+    answer = await launcher.routers[1].order(Drain(node="prefill-1", undo=True))
+    assert answer.text() == "prefill-1 takes new requests"
+    assert set(stand(launcher).values()) == {Standing.SERVING}
+
+
+async def test_scaling_up_starts_nodes_that_are_kept(
+    supervisor: Supervisor, launcher: FakeLauncher
+) -> None:
+    await supervisor.start()
+    answer = await launcher.routers[0].order(Scale(role="decode", count=3))
+    assert answer.text() == "decode: 1 -> 3; starting decode-1, decode-2"
+    await launcher.started("decode-2", 1)
+    await launcher.started("decode-1", 1)
+    launcher.nodes["decode-2"][0].death.set_result(RankError("rank 0 died"))
+    await launcher.started("decode-2", 2)
+    await settled()
+    assert list(stand(launcher)) == ["prefill-0", "prefill-1", "decode-0", "decode-1", "decode-2"]
+    assert set(stand(launcher).values()) == {Standing.SERVING}
+
+
+async def test_scaling_down_waits_until_the_node_is_idle_and_ends_it(
+    supervisor: Supervisor, launcher: FakeLauncher
+) -> None:
+    await supervisor.start()
+    going = launcher.nodes["prefill-1"][0]
+    going.idle.clear()
+    answer = await launcher.routers[0].order(Scale(role="prefill", count=1))
+    assert answer.text() == "prefill: 2 -> 1; ending prefill-1"
+    await settled()
+    assert stand(launcher)["prefill-1"] is Standing.DRAINING
+    assert going.closed_with == []
+    refused = await launcher.routers[0].order(Drain(node="prefill-1", undo=True))
+    assert refused.error_kind == "invalid_request_error"
+    going.idle.set()
+    await settled()
+    assert going.closed_with == [0.0]
+    assert list(stand(launcher)) == ["prefill-0", "decode-0"]
+    assert launcher.order.count("prefill-1") == 1
+
+
+async def test_scaling_down_a_node_that_is_lost_stops_making_it_anew(
+    launcher: FakeLauncher,
+) -> None:
+    supervisor = make_supervisor(launcher, backoff=Backoff(first_s=0.05, longest_s=0.05))
+    await supervisor.start()
+    launcher.nodes["prefill-1"][0].death.set_result(RankError("rank 0 died"))
+    await settled()
+    await launcher.routers[0].order(Scale(role="prefill", count=1))
+    await asyncio.sleep(0.1)
+    assert list(stand(launcher)) == ["prefill-0", "decode-0"]
+    assert launcher.order.count("prefill-1") == 1
+    await supervisor.kill()
+
+
+@pytest.mark.parametrize(
+    ("order", "problem"),
+    [
+        (Drain(node="decode-9"), "node: got 'decode-9', there are prefill-0, prefill-1, decode-0"),
+        (Scale(role="router", count=2), "role: got 'router', allowed are prefill, decode"),
+        (Scale(role="decode", count=0), "count: got 0, allowed are 1 to 1024 decode nodes"),
+        (Scale(role="prefill", count=-1), "count: got -1, allowed are 0 to 1024 prefill nodes"),
+        (Scale(role="decode", count=9999), "count: got 9999, allowed are 1 to 1024"),
+    ],
+)
+async def test_orders_that_cannot_be_are_refused_by_name(
+    supervisor: Supervisor, launcher: FakeLauncher, order: Order, problem: str
+) -> None:
+    await supervisor.start()
+    answer = await launcher.routers[0].order(order)
+    assert problem in answer.message
+    assert answer.error_kind == "invalid_request_error"
+    assert len(launcher.order) == len(PLANS) + 1

@@ -119,6 +119,7 @@ class WorldMaker:
         max_model_len: int = 512,
         silence_s: float = WAIT_S,
         await_ready: bool = True,
+        admin_token: str | None = None,
     ) -> AsyncIterator[World]:
         eos = self._tokenizer.eos_token_id
         assert eos is not None
@@ -152,6 +153,7 @@ class WorldMaker:
             dtype="float32",
             max_model_len=None,
             headroom_tokens=64,
+            admin_token=admin_token,
             prefill_configured=num_prefill > 0,
             nodes=tuple(node.address for node in nodes),
         )

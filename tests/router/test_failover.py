@@ -362,3 +362,47 @@ async def test_after_a_storm_of_leaving_clients_and_failing_nodes_all_places_are
         await (await world.renewed()).until_idle()
         answers = await asyncio.gather(*(world.complete() for _ in range(NUM_CALLERS)))
         assert [response.status_code for response in answers] == [200] * NUM_CALLERS
+
+
+async def test_a_node_that_keeps_failing_is_left_alone_and_tried_again(
+    make_world: WorldMaker,
+) -> None:
+    async def fail(node: FakeDecodeNode, session: FakeSession, request: Request) -> None:
+        session.fail(request, "rank_error", "out of order", retryable=True)
+
+    async with make_world(num_decode=2) as world:
+        bad = world.decode[0]
+        bad.behave = fail
+        for _ in range(12):
+            answer_json = (await world.complete(max_tokens=100)).json()
+            assert answer_json["choices"][0]["text"] == ANSWER
+        assert len(bad.submitted) <= 4
+        (shown,) = [node for node in await world.nodes() if node["name"] == bad.name]
+        assert shown["breaker"] in ("open", "half_open")
+        assert (
+            'pdserve:node_breaker_open{node="decode-0",stage="decode",seen_by="router"} 1'
+            in (await world.http.get("/metrics")).text
+        )
+        bad.forget()
+        await until_ready_again(world, bad.name)
+        while not bad.submitted:
+            assert (await world.complete(max_tokens=100)).status_code == 200
+        (shown,) = [node for node in await world.nodes() if node["name"] == bad.name]
+        assert (shown["breaker"], shown["reason"]) == ("closed", None)
+
+
+async def until_ready_again(world: World, name: str) -> None:
+    async with asyncio.timeout(WAIT_S):
+        while not any(node["ready"] for node in await world.nodes() if node["name"] == name):
+            await asyncio.sleep(0.05)
+
+
+@pytest.mark.parametrize("kind", ["invalid_request_error", "never_fits_error", "transfer_error"])
+async def test_what_is_no_fault_of_the_node_never_bars_it(world: World, kind: str) -> None:
+    async def fail(node: FakeDecodeNode, session: FakeSession, request: Request) -> None:
+        session.fail(request, kind, "prompt: not here", retryable=False)
+
+    world.decode[0].behave = fail
+    for _ in range(5):
+        await world.complete()
+    assert all(node["ready"] and node["breaker"] == "closed" for node in await world.nodes())

@@ -69,5 +69,6 @@ def test_the_status_names_nodes_and_all_routes() -> None:
     assert shown["routes"] == {"disaggregated": 3, "local": 0, "fallback": 0}
     nodes = shown["nodes"]
     assert isinstance(nodes, list)
+    nodes.reverse()  # prefill nodes come first
     assert (nodes[0]["name"], nodes[0]["role"], nodes[0]["free_blocks"]) == ("d0", "decode", 90)
     assert (nodes[1]["ready"], nodes[1]["total_blocks"]) == (False, None)

@@ -1,0 +1,48 @@
+"""Orders to a running cluster over HTTP: drain, scale. For who has the cluster's token."""
+
+import hmac
+
+from fastapi import FastAPI, HTTPException, Request
+from pydantic import BaseModel, ConfigDict, StrictBool, StrictInt, StrictStr
+
+from pdserve.core.orders import Drain, Scale
+from router.answer_format import Json
+from router.http_bodies import read_body
+from router.service import Service
+
+MAX_BYTES = 4096
+UNAUTHORIZED = 401
+
+
+class DrainBody(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    node: StrictStr
+    undo: StrictBool = False
+
+
+class ScaleBody(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    role: StrictStr
+    count: StrictInt
+
+
+def add_admin_routes(app: FastAPI, service: Service) -> None:
+    @app.post("/admin/drain")
+    async def drain(request: Request) -> Json:
+        _check_token(request, service.spec.admin_token)
+        body = await read_body(request, DrainBody, MAX_BYTES)
+        return {"message": await service.orders.place(Drain(node=body.node, undo=body.undo))}
+
+    @app.post("/admin/scale")
+    async def scale(request: Request) -> Json:
+        _check_token(request, service.spec.admin_token)
+        body = await read_body(request, ScaleBody, MAX_BYTES)
+        return {"message": await service.orders.place(Scale(role=body.role, count=body.count))}
+
+
+def _check_token(request: Request, token: str | None) -> None:
+    given = request.headers.get("authorization", "")
+    if token is None or not hmac.compare_digest(given.encode(), f"Bearer {token}".encode()):
+        raise HTTPException(UNAUTHORIZED, "this needs the cluster's admin token")
