@@ -17,7 +17,8 @@ from dataclasses import dataclass
 
 from pdserve.core.kv_layout import BlockId
 from pdserve.core.prefix_hash import extend_hashes
-from pdserve.engine.batch import Batch, BlockCopy, Carried, Chunk, Joined, Slot
+from pdserve.engine.batch import Batch, Carried, Chunk, Joined, Slot
+from pdserve.engine.block_copies import BlockCopies, ends_of
 from pdserve.engine.block_pool import BlockPool
 from pdserve.engine.sequence import Sequence
 
@@ -28,7 +29,7 @@ CARRIED = Carried()
 class _InFlight:
     step: int
     sequences: list[Sequence]  # one for each chunk
-    copied: list[BlockId]  # sources of copies: kept until the step retires
+    copied: list[BlockId]  # ends of copies: kept until the step retires
 
 
 class Ledger:
@@ -49,7 +50,7 @@ class Ledger:
         self._free_slots = [Slot(i) for i in reversed(range(num_slots))]
         self._joined: dict[Slot, Sequence] = {}
         self._left: list[Slot] = []
-        self._copies: list[BlockCopy] = []
+        self._copies = BlockCopies(self.pool)
         self._in_flight: deque[_InFlight] = deque()
         self._next_step = 0
         self.num_draining_blocks = 0
@@ -158,11 +159,8 @@ class Ledger:
         self.pool.share(shared)
         child.blocks = list(shared)
         if remainder:
-            source = self._copied_from(parent.blocks[num_full])
             (destination,) = self.pool.allocate(1)
-            # Both ends are held by the copy itself until its step has retired.
-            self.pool.share([source, destination])
-            self._copies.append(BlockCopy(source=source, destination=destination))
+            self._copies.add(parent.blocks[num_full], destination)
             child.blocks.append(destination)
         child.num_planned = parent.num_prompt
         child.block_names = parent.block_names[:num_full]
@@ -177,16 +175,15 @@ class Ledger:
             step=self._next_step,
             joined=tuple(_join(sequence) for sequence in self._joined.values()),
             left=tuple(self._left),
-            copies=tuple(self._copies),
+            copies=self._copies.take(),
             chunks=tuple(chunks),
         )
         for sequence in self._joined.values():
             sequence.num_known_blocks = len(sequence.blocks)
-        copied = [block for copy in self._copies for block in (copy.source, copy.destination)]
-        self._in_flight.append(_InFlight(batch.step, sequences, copied))
+        self._in_flight.append(_InFlight(batch.step, sequences, ends_of(batch.copies)))
         for sequence in sequences:
             sequence.num_in_flight += 1
-        self._joined, self._left, self._copies = {}, [], []
+        self._joined, self._left = {}, []
         self._next_step += 1
         return batch
 
@@ -257,22 +254,7 @@ class Ledger:
         self.num_draining_blocks -= len(sequence.blocks)
         self.pool.free(sequence.blocks)
         sequence.blocks = []
-        self._drop_pointless_copies()
-
-    def _copied_from(self, block: BlockId) -> BlockId:
-        """The block itself or, where a copy into it is still to be planned, what will be in it."""
-        sources = (copy.source for copy in self._copies if copy.destination == block)
-        return next(sources, block)
-
-    def _drop_pointless_copies(self) -> None:
-        """A fork that is over before its copy was planned needs it no more."""
-        kept = []
-        for copy in self._copies:
-            if self.pool.num_owners(copy.destination) > 1:
-                kept.append(copy)
-            else:
-                self.pool.free([copy.source, copy.destination])
-        self._copies = kept
+        self._copies.drop_pointless()
 
 
 def _join(sequence: Sequence) -> Joined:

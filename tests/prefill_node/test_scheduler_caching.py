@@ -10,8 +10,8 @@ def starts(world: World) -> list[list[int]]:
     return [[chunk.start for chunk in batch.chunks] for batch in world.batches]
 
 
-def alike(world: World, prompt_len: int = 40, **options: bytes) -> Prefill:
-    return world.ask(prompt_len, num_alike=prompt_len, **options)
+def alike(world: World, prompt_len: int = 40, cache_salt: bytes = b"") -> Prefill:
+    return world.ask(prompt_len, num_alike=prompt_len, cache_salt=cache_salt)
 
 
 def test_only_what_is_not_cached_is_computed():
