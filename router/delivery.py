@@ -10,8 +10,8 @@ has all. Per choice:
 
 Choices with the same tokens so far go on in one leg, others in one each. An output counts if it is
 of the choice's current leg and starts where the tokens so far end: what is late, doubled or of an
-earlier leg is dropped, and a gap ends the leg. No clock, socket or task here; the dispatcher
-carries the actions out, in order.
+earlier leg is dropped; a gap ends the leg, and so does an end without any token. No clock, socket
+or task here; the dispatcher carries the actions out, in order.
 """
 
 from collections.abc import Sequence
@@ -128,6 +128,9 @@ class Delivery:
             return []  # said twice
         if output.index > len(so_far):
             error = NodeLostError(f"tokens {len(so_far)} to {output.index - 1} never arrived")
+            return self._retry(output.attempt, error, abort=True)
+        if output.finish_reason is not None and not so_far and not output.token_ids:
+            error = NodeLostError("its node ended the answer before the first token")
             return self._retry(output.attempt, error, abort=True)
         room = self._max_tokens - len(so_far)
         if len(output.token_ids) > room:

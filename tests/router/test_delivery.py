@@ -83,6 +83,16 @@ def test_a_gap_ends_the_leg_and_starts_the_next_from_what_the_client_has() -> No
     ]
 
 
+def test_an_end_without_any_token_is_no_answer() -> None:
+    request = delivery()
+    assert request.on(output(0, (), finish=FinishReason.STOP)) == [
+        EndLeg(attempt=0, abort=True),
+        StartLeg(attempt=1, choices=(0,), output_ids=(), tries=2),
+    ]
+    last = output(0, (7,), attempt=1, finish=FinishReason.STOP)
+    assert request.on(last) == [last, EndLeg(attempt=1, abort=False)]
+
+
 def test_a_lost_leg_goes_on_with_the_tokens_so_far() -> None:
     request = delivery()
     request.on(output(0, (4, 5)))

@@ -200,6 +200,44 @@ async def test_a_failure_after_the_first_token_ends_the_stream_with_an_error(
     assert (error["type"], error["message"]) == ("rank_error", "rank 1 died")
 
 
+async def end_without_a_token(node: FakeDecodeNode, session: FakeSession, request: Request) -> None:
+    session.say(request, 0, 0, [], finish=FinishReason.STOP)
+
+
+async def fail_for_good_midway(
+    node: FakeDecodeNode, session: FakeSession, request: Request
+) -> None:
+    session.say(request, 0, 0, node.answer_ids[:3])
+    session.fail(request, "rank_error", "rank 1 died", retryable=False)
+
+
+async def break_always_midway(node: FakeDecodeNode, session: FakeSession, request: Request) -> None:
+    session.say(request, 0, len(request.token_ids) - request.prompt_len, node.answer_ids[:1])
+    session.break_off()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("behave", "status", "kind"),
+    [
+        (end_without_a_token, 503, "node_lost_error"),
+        (fail_for_good_midway, 500, "rank_error"),
+        (break_always_midway, 503, "node_lost_error"),
+    ],
+)
+async def test_no_failure_looks_like_an_answer(
+    world: World, behave: Behaviour, status: int, kind: str, stream: bool
+) -> None:
+    world.decode[0].behave = behave
+    response = await world.complete(max_tokens=100, stream=stream)
+    began = stream and behave is not end_without_a_token
+    assert response.status_code == (200 if began else status)
+    assert "[DONE]" not in response.text
+    last = response.text.strip().split("\n\n")[-1]
+    error = json.loads(last.removeprefix("data: "))["error"]
+    assert error["type"] == kind
+
+
 async def test_a_request_waits_for_its_only_node_to_come_back(world: World) -> None:
     node = world.decode[0]
     node.token_time_s = 0.01

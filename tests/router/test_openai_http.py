@@ -292,13 +292,13 @@ async def test_too_many_requests_are_told_when_to_come_again(make_world: WorldMa
         for call in calls:
             call.cancel()
         await asyncio.gather(*calls, return_exceptions=True)
-        world.decode[0].behave = answer_nothing
+        world.decode[0].behave = answer_one
         await until(lambda: len(world.decode[0].aborted) == 2)
         assert (await world.complete()).status_code == 200
 
 
-async def answer_nothing(node: FakeDecodeNode, session: FakeSession, request: Request) -> None:
-    session.say(request, 0, 0, [], finish=FinishReason.STOP)
+async def answer_one(node: FakeDecodeNode, session: FakeSession, request: Request) -> None:
+    session.say(request, 0, 0, node.answer_ids[:1], finish=FinishReason.STOP)
 
 
 async def test_a_request_that_takes_too_long_is_ended(make_world: WorldMaker) -> None:

@@ -105,6 +105,8 @@ async def test_two_routers_may_stand_before_the_same_nodes(
                 *(client.post("/v1/completions", json=body) for client in (http, world.http) * 4)
             )
         assert [item.json()["choices"][0]["text"] for item in answers] == [ANSWER] * 8
+        ids = {request.request_id for request in world.decode[0].submitted}
+        assert len(ids) == 8, "no router gives a name that another has given"
         await other.close(0.0)
 
 
