@@ -57,7 +57,7 @@ class Admission:
         self._classes = tuple(classes)
         self._queue = WaitingQueue(priority_step_s=limits.priority_step_s)
         self._num_waiting: Counter[str] = Counter()  # by class
-        self._blocked_since_s: dict[str, float] = {}  # requests that had their turn and no room
+        self._blocked_since_s: dict[str, float] = {}  # requests that found no room
         self._num_admitted = 0
         self._ended = DrainRate()
         self._let_in = {c.name: DrainRate() for c in classes}
@@ -98,12 +98,15 @@ class Admission:
         if first is None:
             return
         yield first
-        blocked_s = now_s - self._blocked_since_s.setdefault(first.request_id, now_s)
-        if blocked_s > OVERTAKE_S:
-            return
+        if now_s - self._blocked_since_s.get(first.request_id, now_s) > OVERTAKE_S:
+            return  # what becomes free is for that one
         for ticket in self._queue.in_order(NUM_OVERTAKERS):
             if ticket is not first:
                 yield ticket
+
+    def found_no_room(self, request_id: str, now_s: float) -> None:
+        """No decode node has blocks enough for it."""
+        self._blocked_since_s.setdefault(request_id, now_s)
 
     def let_in(self, request_id: str, now_s: float) -> float:
         """It goes to a node; returns how long it waited."""

@@ -20,7 +20,6 @@ from pdserve.core.errors import (
     NodeLostError,
     NoNodeError,
     PdserveError,
-    QueueDeadlineError,
     RequestTimeoutError,
 )
 from pdserve.core.request import FinishReason, RequestKey, TokenOutput
@@ -42,7 +41,6 @@ from router.legs import Job, Legs
 from router.metrics import Metrics
 from router.nodes import LostNews, News, StateNews, StepNews
 from router.running import Running
-from router.waiting import Ticket
 
 RESUBMIT_WAIT_S = 30.0  # how long a request that lost its node waits for one to be ready
 
@@ -249,6 +247,7 @@ class Dispatcher:
         if running.first_token_s is None and num_tokens:
             running.first_token_s = self._clock.now_s()
             self._metrics.first_token_came(running.first_token_s - running.arrived_s)
+            self._let_in_soon()
         running.num_tokens += num_tokens
         self._metrics.tokens_came(num_tokens)
         if output.finish_reason is not None:
@@ -276,18 +275,21 @@ class Dispatcher:
             self._letting_in = None
         now_s = self._clock.now_s()
         while (late := self._admission.expired(now_s)) is not None:
-            self._apply(self._running[late.request_id], Ended(error=_waited_too_long(late)))
+            self._apply(self._running[late.request_id], Ended(error=late.waited_too_long()))
         while self._let_in_one(now_s):
             pass
         self._watch_queue_deadline(now_s)
 
     def _let_in_one(self, now_s: float) -> bool:
         for ticket in self._admission.candidates(now_s):
+            running = self._running[ticket.request_id]
+            start = self._first_legs[ticket.request_id]
             full = self._legs.full_nodes(ticket.demand)
-            if full is not None:
+            if full is None:
+                self._admission.found_no_room(ticket.request_id, now_s)
+            elif not self._legs.prefill_is_far(running.job, start, running.avoid | full):
                 self._metrics.request_let_in(self._admission.let_in(ticket.request_id, now_s))
-                running = self._running[ticket.request_id]
-                start = self._first_legs.pop(ticket.request_id)
+                del self._first_legs[ticket.request_id]
                 error = self._try_leg(running, start, running.avoid | full)
                 if error is not None:
                     self._apply(running, Ended(error=error))
@@ -382,11 +384,3 @@ class Dispatcher:
             self._idle.set()
         running.inbox.put(running.prompt, running.over())
         logger.info("%s", running.summary(now_s))
-
-
-def _waited_too_long(ticket: Ticket) -> QueueDeadlineError:
-    return QueueDeadlineError(
-        f"no decode node had room for it within {ticket.deadline_s - ticket.queued_s:g} s, as "
-        f"queue_timeout_s and request_timeout_s allow for class {ticket.prompt_class}; nothing "
-        "was done for it"
-    )

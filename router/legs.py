@@ -14,6 +14,7 @@ from router.delivery import StartLeg
 from router.head_room import HeadRoom
 from router.load_book import Placement
 from router.plan import Plan, plan_of
+from router.policies.prediction import prefill_wait_s
 from router.routing import Ask, Routing
 from router.routing_metrics import RoutingMetrics
 from router.waiting import Demand
@@ -65,9 +66,11 @@ class Legs:
         routing: Routing,
         head_room: HeadRoom,
         *,
+        max_prefill_wait_s: float | None,
         metrics: RoutingMetrics,
         clock: Clock,
     ) -> None:
+        self._max_prefill_wait_s = max_prefill_wait_s
         self._channels = channels
         self._routing = routing
         self._metrics = metrics
@@ -81,6 +84,17 @@ class Legs:
     def full_nodes(self, demand: Demand) -> frozenset[str] | None:
         """See ``HeadRoom.full_nodes``."""
         return self._head_room.full_nodes(self._channels.views(), demand)
+
+    def prefill_is_far(self, job: Job, start: StartLeg, avoid: frozenset[str]) -> bool:
+        """Whether the prompts ahead of it would take too long, on the node that would prefill it
+        now.
+        """
+        if self._max_prefill_wait_s is None:
+            return False
+        ask = _ask(job, start, job.prompt_ids + start.output_ids)
+        chosen = self._routing.ask(ask, self._channels.views(), avoid).predicted
+        wait_s = prefill_wait_s(chosen.prefill or chosen.decode)
+        return wait_s is not None and wait_s > self._max_prefill_wait_s
 
     def start(self, request_id: str, job: Job, start: StartLeg, avoid: frozenset[str]) -> Leg:
         """Route and submit. Raises NoNodeError or NodeLostError where no decode node takes it."""

@@ -153,7 +153,14 @@ def _make_service(spec: RouterSpec, clock: Clock, silence_s: float) -> Service:
         orders=Orders(),
         routing=routing,
         dispatcher=Dispatcher(
-            legs=Legs(channels, routing, head_room, metrics=metrics.routing, clock=clock),
+            legs=Legs(
+                channels,
+                routing,
+                head_room,
+                max_prefill_wait_s=limits.max_prefill_wait_s,
+                metrics=metrics.routing,
+                clock=clock,
+            ),
             admission=Admission(limits, spec.config.classes),
             metrics=metrics,
             limits=limits,

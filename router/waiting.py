@@ -18,6 +18,8 @@ import heapq
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
+from pdserve.core.errors import QueueDeadlineError
+
 MAX_TAGS_KEPT = 64  # of tenants that do not wait, beyond as many as do
 
 
@@ -42,6 +44,14 @@ class Ticket:
     work: float
     queued_s: float
     deadline_s: float
+
+    def waited_too_long(self) -> QueueDeadlineError:
+        """What its client is told after the deadline."""
+        return QueueDeadlineError(
+            f"no node had room for it within {self.deadline_s - self.queued_s:g} s, as "
+            f"queue_timeout_s and request_timeout_s allow for class {self.prompt_class}; nothing "
+            "was done for it"
+        )
 
 
 class WaitingQueue:

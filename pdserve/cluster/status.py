@@ -46,6 +46,14 @@ def table(status: Mapping[str, Any]) -> Iterable[str]:
             yield f"{node['name']} leaves {trouble['node']} alone: {trouble['reason']}"
     routes = ", ".join(f"{count} {route}" for route, count in status["routes"].items())
     yield f"routes: {routes}"
+    queues = ", ".join(map(_queue, status["queues"]))
+    yield f"waiting at the router: {queues}"
+
+
+def _queue(queue: Mapping[str, Any]) -> str:
+    bound = f" of {queue['max_queued']}" if queue["max_queued"] is not None else ""
+    since = f" (the oldest for {queue['oldest_s']:.1f} s)" if queue["num_waiting"] else ""
+    return f"{queue['num_waiting']}{bound} {queue['prompt_class']}{since}"
 
 
 def _because(reason: str | None) -> str:

@@ -203,6 +203,7 @@ class LimitsConfig:
     priority_step_s: float = 5.0  # what one step of `priority` is worth in arriving earlier
     max_sent_ahead: int = 4  # requests that wait on a node for blocks, so that it never idles
     kv_watermark: float = 0.95  # share of a node's KV blocks that new requests may fill
+    max_prefill_wait_s: float | None = None  # prompts ahead on a node; more wait at the router
 
     def __post_init__(self) -> None:
         for key in ("max_queued_requests", "max_body_bytes", "max_n", "max_prompts"):
@@ -211,6 +212,8 @@ class LimitsConfig:
             _above(f"router.limits.{key}", getattr(self, key), 0)
         for key in ("priority_step_s", "max_sent_ahead"):
             _at_least(f"router.limits.{key}", getattr(self, key), 0)
+        if self.max_prefill_wait_s is not None:
+            _at_least("router.limits.max_prefill_wait_s", self.max_prefill_wait_s, 0)
         if not 0 < self.kv_watermark <= 1:
             raise ConfigError(
                 f"router.limits.kv_watermark: got {self.kv_watermark}, allowed are numbers above "

@@ -42,6 +42,10 @@ STATUS = {
         },
     ],
     "routes": {"disaggregated": 5, "local": 7, "fallback": 0},
+    "queues": [
+        {"prompt_class": "short", "num_waiting": 0, "max_queued": None, "oldest_s": 0.0},
+        {"prompt_class": "long", "num_waiting": 3, "max_queued": 8, "oldest_s": 1.26},
+    ],
 }
 
 
@@ -75,7 +79,7 @@ def test_json_is_the_routers_own(url: str, capsys: pytest.CaptureFixture[str]) -
 def test_the_table_shows_nodes_and_routes(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["status", "--url", url + "/"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    head, columns, prefill, decode, reason, trouble, routes = lines
+    head, columns, prefill, decode, reason, trouble, routes, queues = lines
     assert head.endswith(": degraded (prefill-0: not connected)")
     assert columns.split() == [
         "node",
@@ -93,6 +97,7 @@ def test_the_table_shows_nodes_and_routes(url: str, capsys: pytest.CaptureFixtur
     assert reason == "prefill-0: rank 0 died"
     assert trouble == "decode-0 leaves prefill-1 alone: broken"
     assert routes == "routes: 5 disaggregated, 7 local, 0 fallback"
+    assert queues == "waiting at the router: 0 short, 3 of 8 long (the oldest for 1.3 s)"
 
 
 def test_an_address_without_a_scheme_is_enough(

@@ -76,6 +76,7 @@ LIMIT_VALUES = [
     ("queue_timeout_s", 0, "more than 0"),
     ("priority_step_s", -1.0, "0 and more"),
     ("max_sent_ahead", -1, "0 and more"),
+    ("max_prefill_wait_s", -0.1, "0 and more"),
     ("kv_watermark", 0, "above 0, at most 1"),
     ("kv_watermark", 1.5, "above 0, at most 1"),
 ]

@@ -182,6 +182,7 @@ class FakeDecodeNode(session_pb2_grpc.DecodeNodeServicer):
         self.token_time_s = 0.0
         self.free_blocks = NUM_BLOCKS
         self.running = 0
+        self.queued_tokens = 0
         self.submitted: list[Request] = []
         self.aborted: list[RequestKey] = []
         self.ended: set[tuple[RequestKey, int]] = set()
@@ -275,6 +276,7 @@ class FakeDecodeNode(session_pb2_grpc.DecodeNodeServicer):
             free_blocks=self.free_blocks,
             block_size=BLOCK_SIZE,
             running=self.running,
+            queued_prefill_tokens=self.queued_tokens,
             connected_prefill_nodes=self.prefill_nodes,
             prefill_chunk=256,
             costs=convert.costs_to_proto(DECODE_COSTS),

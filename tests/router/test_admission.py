@@ -155,10 +155,19 @@ def test_others_pass_one_without_room_for_a_while_only() -> None:
     admit(admission, "short", prompt_len=99)
     admit(admission, "other", tenant="b")
     assert offered(admission, 10.0) == ["long", "short", "other"]
+    admission.found_no_room("long", 10.0)
+    admission.found_no_room("long", 11.0)
     assert offered(admission, 10.0 + OVERTAKE_S) == ["long", "short", "other"]
     assert offered(admission, 10.1 + OVERTAKE_S) == ["long"]
     admission.let_in("long", now_s=13.0)
     assert offered(admission, 13.0)[1:]
+
+
+def test_who_waits_for_something_else_than_room_holds_up_nobody() -> None:
+    admission = make()
+    admit(admission, "first")
+    admit(admission, "other", tenant="b")
+    assert offered(admission, 0.0) == offered(admission, 100.0) == ["first", "other"]
 
 
 def test_a_tenant_is_charged_what_answers_have_been_costing() -> None:

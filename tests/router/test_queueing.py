@@ -244,6 +244,24 @@ async def test_who_waited_too_long_is_told_so_over_grpc(hasty: World) -> None:
         assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
 
 
+async def test_requests_wait_while_a_node_has_too_many_prompts_ahead(
+    make_world: WorldMaker,
+) -> None:
+    async with make_world(limits=LimitsConfig(max_prefill_wait_s=1.0)) as world:
+        node = world.decode[0]
+        node.behave = at_once
+        node.queued_tokens = 1_000_000
+        await tell(world, free=NUM_BLOCKS, running=2)
+        waits = asyncio.create_task(call(world, [7] * 20))
+        async with asyncio.timeout(10.0):
+            while sum((await waiting(world)).values()) == 0:
+                await asyncio.sleep(0.005)
+        assert node.submitted == []
+        node.queued_tokens = 0
+        await tell(world, free=NUM_BLOCKS, running=1)
+        assert (await waits).status_code == 200
+
+
 async def test_a_short_request_timeout_ends_the_waiting_too(make_world: WorldMaker) -> None:
     limits = LimitsConfig(max_sent_ahead=0, request_timeout_s=0.1)
     async with make_world(limits=limits) as world:
