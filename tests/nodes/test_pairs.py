@@ -102,11 +102,12 @@ def test_kv_that_is_not_sent_yet_stays_however_many_prompts_want_its_blocks():
     world = make_world(names=("p0",), prefill_blocks=12, decode_blocks=60)
     try:
         world.connect_all()
-        wishes = {"prompt_len": 21, "max_tokens": 9, "prefill_nodes": ("p0",)}
-        first = ask(world.model, 1, **wishes)
+        first, *others = (
+            ask(world.model, number, prompt_len=21, max_tokens=9, prefill_nodes=("p0",))
+            for number in range(1, 7)
+        )
         world.submit(first)
         world.bring_all_but("over")  # computed, its first token known, none of its KV sent
-        others = [ask(world.model, number, **wishes) for number in range(2, 7)]
         for other in others:
             world.submit(other)
         world.bring_all_but("over")
@@ -131,9 +132,8 @@ def test_two_nodes_that_are_both_full_do_not_wait_for_each_other():
         for each in asked:
             world.submit(each)
         world.bring_all_but("over")
-        decode, prefill = (m.node.scheduler for m in (world.decode, world.prefills["p0"]))
-        assert decode.num_waiting_for_blocks > 0
-        assert prefill.num_waiting > 0
+        assert world.decode.decode.scheduler.num_waiting_for_blocks > 0
+        assert world.prefills["p0"].prefill.scheduler.num_waiting > 0
         world.finish()
         assert all(each.got == each.expected for each in asked)
     finally:
