@@ -7,16 +7,17 @@ BIN := .venv/bin
 READY := .venv/ready
 MODEL := smollm2-135m-instruct
 PACKAGES := pdserve router prefill_node decode_node kv_transfer
-NOT_FAST := ray or model or gpu or multigpu or slow
-NOT_HERE := gpu or multigpu or slow
+NOT_FAST := ray or model or gpu or multigpu or slow or faults
+NOT_HERE := gpu or multigpu or slow or faults
 
-.PHONY: help install demo test check fix proto bench accept lock clean
+.PHONY: help install demo test test-faults check fix proto bench accept lock clean
 .NOTPARALLEL:
 
 help:
 	@echo "make install   .venv with the pdserve command"
 	@echo "make demo      serve a small model on this machine and ask it three questions"
 	@echo "make test      every test this machine can run"
+	@echo "make test-faults  each part of a cluster killed, stopped or cut off at each stage (long)"
 	@echo "make check     format, lint, types, layers, fresh stubs, fast tests"
 	@echo "make fix       repair what check can repair"
 	@echo "make proto     generate pdserve/rpc/v1 from proto/"
@@ -43,6 +44,9 @@ demo: install
 test: install
 	$(BIN)/pdserve models fetch $(MODEL)
 	$(BIN)/python -m pytest -m "not ($(NOT_HERE))"
+
+test-faults: install
+	$(BIN)/python -m pytest tests/faults
 
 check: install
 	$(BIN)/ruff format --check .

@@ -1,11 +1,14 @@
-"""A model directory of a few kilobytes: a tokenizer made here, and the shape of random weights."""
+"""A model directory of a few kilobytes: a tokenizer made here, and the shape of random weights.
+
+Its long prompts take a second or so on one core, so that there is something to disturb.
+"""
 
 import json
 from pathlib import Path
 
 from tests.text.tiny_models import byte_level, save
 
-CONTEXT = 512
+CONTEXT = 4096
 
 
 def make_tiny_model(directory: Path) -> Path:
@@ -15,11 +18,11 @@ def make_tiny_model(directory: Path) -> Path:
     config = {
         "architectures": ["LlamaForCausalLM"],
         "vocab_size": backend.get_vocab_size(),
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
+        "hidden_size": 256,
+        "intermediate_size": 512,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
         "max_position_embeddings": CONTEXT,
         "tie_word_embeddings": True,
         "bos_token_id": None,
