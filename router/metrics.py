@@ -167,6 +167,18 @@ def _node_lines(views: list[NodeView]) -> Iterator[str]:
             "KV payload bytes that the node sent or received.",
             [state.kv_bytes_moved for _, state in states],
         ),
+        (
+            "prefix_cache_queries_total",
+            "counter",
+            "Prompt tokens that were looked for in the node's prefix cache.",
+            [state.prefix_cache_queries for _, state in states],
+        ),
+        (
+            "prefix_cache_hits_total",
+            "counter",
+            "Those of them whose KV was there.",
+            [state.prefix_cache_hits for _, state in states],
+        ),
     ):
         labels = [label for label, _ in states]
         yield from family(name, kind, text, list(zip(labels, values, strict=True)))

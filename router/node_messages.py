@@ -42,6 +42,8 @@ def state_of(status: session_pb2.NodeStatus) -> NodeState:
         kv_bytes_moved=status.kv_bytes_moved,
         connected_prefill_nodes=tuple(status.connected_prefill_nodes),
         troubles=tuple(map(trouble_from_proto, status.troubles)),
+        prefix_cache_queries=status.prefix_cache_queries,
+        prefix_cache_hits=status.prefix_cache_hits,
         context_tokens=status.context_tokens,
         prefill_chunk=status.prefill_chunk,
         costs=costs_from_proto(status.costs),

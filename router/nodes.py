@@ -39,6 +39,8 @@ class NodeState:
     kv_bytes_moved: int
     connected_prefill_nodes: tuple[str, ...]
     troubles: tuple[Trouble, ...] = ()  # a decode node's with its prefill nodes
+    prefix_cache_queries: int = 0  # prompt tokens that were looked for in its prefix cache
+    prefix_cache_hits: int = 0  # and found
     context_tokens: int = 0  # of what decodes there
     prefill_chunk: int = 0  # prompt tokens of one step
     costs: NodeCosts = field(default_factory=NodeCosts)

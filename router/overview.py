@@ -23,6 +23,8 @@ _NUMBERS = (
     "queued_prefill_tokens",
     "num_preemptions",
     "kv_bytes_moved",
+    "prefix_cache_queries",
+    "prefix_cache_hits",
 )
 
 
@@ -159,4 +161,6 @@ def _node(view: NodeView) -> Json:
         "queued_prefill_tokens": state and state.queued_prefill_tokens,
         "num_preemptions": state and state.num_preemptions,
         "kv_bytes_moved": state and state.kv_bytes_moved,
+        "prefix_cache_queries": state and state.prefix_cache_queries,
+        "prefix_cache_hits": state and state.prefix_cache_hits,
     }

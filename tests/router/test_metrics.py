@@ -1,6 +1,7 @@
 """The text that Prometheus scrapes."""
 
 import re
+from dataclasses import replace
 
 from pdserve.core.node import Role
 from pdserve.core.request import FinishReason, RouteTaken
@@ -45,6 +46,15 @@ def test_counts_are_where_users_of_vllm_look_for_them() -> None:
     assert 'pdserve:num_requests_queued{class="short"} 2' in lines
     assert 'pdserve:requests_refused_total{reason="class_full"} 4' in lines
     assert 'pdserve:num_requests_running{node="d0",role="decode"} 3' in lines
+
+
+def test_each_node_counts_what_its_prefix_cache_was_asked_for_and_had() -> None:
+    node = view("p0", Role.PREFILL)
+    assert node.state is not None
+    state = replace(node.state, prefix_cache_queries=100, prefix_cache_hits=64)
+    lines = Metrics().expose([replace(node, state=state)], 0, QUEUES).splitlines()
+    assert 'pdserve:prefix_cache_queries_total{node="p0",role="prefill"} 100' in lines
+    assert 'pdserve:prefix_cache_hits_total{node="p0",role="prefill"} 64' in lines
 
 
 def test_a_histogram_counts_up_to_each_bound() -> None:

@@ -66,4 +66,5 @@ def _timeline(data: dict[str, Any]) -> Timeline:
         kv_bytes=data["kv_bytes"],
         transport=data["transport"],
         num_preemptions=data["num_preemptions"],
+        cached_tokens=data["cached_tokens"],
     )
