@@ -15,6 +15,7 @@ import httpx
 
 from pdserve.bench.load import Target, run_load
 from pdserve.bench.report import by_prompt_len, parse_limits, report
+from pdserve.bench.routes import routes_since, routes_taken
 from pdserve.bench.workload import Arrival, at_rate, cut, random_workload, read_trace
 from pdserve.core.errors import ConfigError
 
@@ -67,8 +68,11 @@ def run(args: argparse.Namespace) -> int:
     """Measure and print. Exit status 1 where no request was answered."""
     limits = parse_limits(args.goodput)
     target = target_of(args)
+    before = routes_taken(target.url)
     outcomes = asyncio.run(run_load(target, workload_of(args, args.request_rate)))
     results = report(outcomes, limits)
+    if routes := routes_since(before, routes_taken(target.url)):
+        results["routes"] = routes
     if args.classes:
         results["by_prompt_len"] = by_prompt_len(
             outcomes, args.classes, lambda part: report(part, limits)
