@@ -137,6 +137,26 @@ async def test_when_the_decode_node_dies_the_prefill_node_gets_its_blocks_back()
         await site.until_free()
 
 
+async def test_a_decode_node_made_anew_is_served_by_the_prefill_node_that_survived():
+    async with Site(longest_s=0.02) as site:
+        router = await site.start_all("p0")
+        router.submit(ask(site.model, 1, prompt_len=120, max_tokens=6, prefill_nodes=("p0",)))
+        async with asyncio.timeout(10):
+            while not any(site.ranks["p0"].blocks_in_use()):
+                await site.post.pause(0.05)
+        await site.kill("decode-0")
+        await site.start_decode()
+        site.decode.set_prefill_nodes((site.nodes["p0"].address,))
+        successor = await site.start_router()
+        await successor.until(lambda: successor.connected == ["p0"])
+        asked = ask(site.model, 2, prompt_len=120, max_tokens=6, prefill_nodes=("p0",))
+        successor.submit(asked)
+        await successor.until_over(asked)
+        assert asked.got == asked.expected
+        assert asked.timelines[-1].route is RouteTaken.DISAGGREGATED
+        await site.until_free()
+
+
 async def test_two_hundred_requests_at_once_get_their_answers():
     async with Site() as site:
         router = await site.start_all("p0", "p1")
