@@ -180,6 +180,7 @@ class Dispatcher:
         except TimeoutError:
             logger.warning("%d requests ended by shutdown", len(self._running))
         self._end_all(NoNodeError("the router is shutting down"))
+        self._let_in()  # nothing waits any more: its timer goes
 
     def _outermost(self, step: Callable[[], None]) -> None:
         """What the event loop calls; a fault ends the requests and not the router."""

@@ -92,13 +92,20 @@ class _ByteLevel:
 
     def __init__(self) -> None:
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._is_open = False  # a character has begun
 
     def push(self, pieces: Iterable[str]) -> list[str]:
-        text = self._utf8.decode(b"".join(map(_byte_level_bytes, pieces)))
+        data = b"".join(map(_byte_level_bytes, pieces))
+        if not self._is_open and data.isascii():  # most text; much cheaper than the decoder
+            text = data.decode("ascii")
+        else:
+            text = self._utf8.decode(data)
+            self._is_open = bool(self._utf8.getstate()[0])
         return [text] if text else []
 
     def flush(self) -> list[str]:
         text = self._utf8.decode(b"", final=True)
+        self._is_open = False
         return [text] if text else []
 
     def as_bytes(self, piece: bytes) -> bytes:
