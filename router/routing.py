@@ -6,8 +6,9 @@ arguments.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from pdserve.core.errors import NoNodeError
 from pdserve.core.node import NodeAddress, Role
 from pdserve.core.prefix_hash import PrefixHash
 from pdserve.core.request import RouteTaken
@@ -70,7 +71,13 @@ class Routing:
             tpot_limit_s=_seconds(ask.tpot_slo_ms),
         )
         loads = self._load_book.loads(views)
-        decision = self._policy.choose(prompt, loads, avoid)
+        left_out = _left_out(views)
+        try:
+            decision = self._policy.choose(prompt, loads, avoid)
+        except NoNodeError as error:
+            raise NoNodeError(f"{error}{left_out}") from error
+        if left_out:
+            decision = replace(decision, explain=decision.explain + left_out)
         return Routed(
             decision=decision,
             predicted=_predict(prompt, decision, loads),
@@ -111,6 +118,12 @@ class Routing:
 
     def _caching_nodes(self, views: Sequence[NodeView]) -> list[NodeAddress]:
         return [view.address for view in views if view.role in self._caching]
+
+
+def _left_out(views: Sequence[NodeView]) -> str:
+    """The nodes that drain or keep failing, for who asks why a request went elsewhere."""
+    names = [f"{view.name} ({view.barred})" for view in views if view.barred is not None]
+    return f"; left out: {', '.join(names)}" if names else ""
 
 
 def _predict(prompt: Prompt, decision: Decision, loads: Loads) -> Candidate:

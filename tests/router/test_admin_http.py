@@ -81,7 +81,8 @@ async def test_a_draining_node_gets_nothing_new_and_is_shown(make_world: WorldMa
         )
         world.router.set_standings([*serving, lost])
         for _ in range(4):
-            assert (await world.complete(max_tokens=100)).status_code == 200
+            answer = await world.complete(max_tokens=100, timeline=True)
+            assert "left out: decode-0 (draining)" in answer.json()["timeline"]["explain"]
         assert not draining.submitted
         assert len(other.submitted) == 4
         shown = {node["name"]: (node["state"], node["reason"]) for node in await world.nodes()}
