@@ -11,6 +11,8 @@ from tests.cluster.golden import SHORT_CASES, ask_all
 from tests.cluster.processes import descendants, wait_until_gone
 from tests.cluster.served import PDSERVE, START_TIMEOUT_S, served
 
+BLOCK_SIZE = 16  # of both pools, where nothing else is configured
+
 pytestmark = [pytest.mark.ray, pytest.mark.model, pytest.mark.timeout(400)]
 
 
@@ -32,9 +34,15 @@ def test_tokens_through_a_handoff_equal_the_references(
             assert answer["timeline"]["route"] == "disaggregated"
             assert answer["timeline"]["transport"] == transport
             assert answer["timeline"]["kv_bytes"] > 0
+        warm = ask_all(cluster, SHORT_CASES)
+        for case, answer in zip(SHORT_CASES, warm, strict=True):
+            num_cached = (len(case["prompt_token_ids"]) - 1) // BLOCK_SIZE * BLOCK_SIZE
+            assert answer["usage"]["prompt_tokens_details"] == {"cached_tokens": num_cached}
+        # Each moves one block, the last one of its prompt.
+        assert len({answer["timeline"]["kv_bytes"] for answer in warm}) == 1
         status = cluster.wait_until_idle()
         assert status["routes"] == {
-            "disaggregated": len(SHORT_CASES),
+            "disaggregated": 2 * len(SHORT_CASES),
             "local": 0,
             "fallback": 0,
         }
