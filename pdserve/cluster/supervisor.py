@@ -18,6 +18,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
+from weakref import WeakKeyDictionary
 
 from pdserve.cluster.resolve import NodePlan
 from pdserve.cluster.scaling import change_for, number_of
@@ -109,7 +110,7 @@ class Supervisor:
         self._draining: set[str] = set()
         self._router: RunningRouter | None = None
         self._router_changed = asyncio.Event()  # for one reader, who clears it
-        self._announcing = asyncio.Lock()
+        self._telling: WeakKeyDictionary[Running, asyncio.Lock] = WeakKeyDictionary()
         self._node_keepers: dict[str, asyncio.Task[None]] = {}
         self._retiring: dict[str, asyncio.Task[None]] = {}
         self._router_tasks: list[asyncio.Task[None]] = []
@@ -171,7 +172,7 @@ class Supervisor:
             try:
                 placed = await router.next_order()
                 answer = self._answer(placed)
-                await self._announce()
+                await self._tell(router)  # the status shows what the answer says
                 await router.answer(answer)
             except PdserveError as error:  # its keeper is about to notice
                 logger.warning("no orders come by the router: %s", error)
@@ -329,20 +330,21 @@ class Supervisor:
         await self._router_changed.wait()
 
     async def _announce(self) -> None:
-        """Tell decode nodes and router how all stand. One at a time: the last word is the truth."""
-        async with self._announcing:
-            standings = self.standings
-            listeners: list[Running] = [
-                node for node in self._nodes.values() if node.address.role is Role.DECODE
-            ]
-            if self._router is not None:
-                listeners.append(self._router)
-            told = (listener.set_nodes(standings) for listener in listeners)
-            for result in await asyncio.gather(*told, return_exceptions=True):
-                if isinstance(result, PdserveError):  # its keeper is about to notice
-                    logger.warning("could not announce nodes: %s", result)
-                elif isinstance(result, BaseException):
-                    raise result
+        """Tell decode nodes and router how all stand. One that hangs delays only itself."""
+        listeners: list[Running] = [
+            node for node in self._nodes.values() if node.address.role is Role.DECODE
+        ]
+        if self._router is not None:
+            listeners.append(self._router)
+        await asyncio.gather(*map(self._tell, listeners))
+
+    async def _tell(self, listener: Running) -> None:
+        """One at a time for each: the last word is the truth."""
+        async with self._telling.setdefault(listener, asyncio.Lock()):
+            try:
+                await listener.set_nodes(self.standings)
+            except PdserveError as error:  # its keeper is about to notice
+                logger.warning("could not announce nodes: %s", error)
 
 
 class _Delays:

@@ -17,6 +17,8 @@ class FakeRunning:
         self.death: asyncio.Future[PdserveError] = asyncio.get_running_loop().create_future()
         self.told: list[tuple[str, ...]] = []
         self.standings: tuple[NodeStanding, ...] = ()
+        self.listening = asyncio.Event()  # cleared: it hangs
+        self.listening.set()
         self.idle = asyncio.Event()
         self.idle.set()
         self.orders: asyncio.Queue[PlacedOrder] = asyncio.Queue()
@@ -33,6 +35,7 @@ class FakeRunning:
         """``told`` has the incarnations that run, whenever they are others than before."""
         if self.death.done():
             raise self.death.result()
+        await self.listening.wait()
         self.standings = nodes
         incarnations = tuple(node.address.incarnation for node in nodes if node.address)
         if self.told[-1:] != [incarnations]:

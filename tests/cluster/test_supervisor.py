@@ -283,3 +283,13 @@ async def test_orders_that_cannot_be_are_refused_by_name(
     assert problem in answer.message
     assert answer.error_kind == "invalid_request_error"
     assert len(launcher.order) == len(PLANS) + 1
+
+
+async def test_a_node_that_hangs_keeps_no_order_waiting(
+    supervisor: Supervisor, launcher: FakeLauncher
+) -> None:
+    await supervisor.start()
+    launcher.nodes["decode-0"][0].listening.clear()
+    for node in ("prefill-0", "prefill-1"):
+        await launcher.routers[0].order(Drain(node=node))
+        assert stand(launcher)[node] is Standing.DRAINING
