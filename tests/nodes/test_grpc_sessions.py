@@ -8,7 +8,7 @@ import grpc
 import pytest
 
 from pdserve.rpc import convert
-from pdserve.rpc.session import Outbox
+from pdserve.rpc.session import PROTOCOL_VERSION, Outbox
 from pdserve.rpc.v1 import session_pb2, session_pb2_grpc
 from tests.nodes.site import HELLO, RouterClient, Site
 from tests.nodes.specs import MODEL, ask
@@ -16,11 +16,11 @@ from tests.prompts import VOCAB_SIZE
 
 WRONG_HELLOS = [
     (
-        session_pb2.RouterHello(protocol_version=7, model_fingerprint=MODEL.fingerprint),
-        ["protocol_version", "1", "7"],
+        session_pb2.RouterHello(protocol_version=0, model_fingerprint=MODEL.fingerprint),
+        ["protocol_version", str(PROTOCOL_VERSION), "0"],
     ),
     (
-        session_pb2.RouterHello(protocol_version=1, model_fingerprint="beef"),
+        session_pb2.RouterHello(protocol_version=PROTOCOL_VERSION, model_fingerprint="beef"),
         ["model_fingerprint", repr(MODEL.fingerprint), "'beef'"],
     ),
 ]
