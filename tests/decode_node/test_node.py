@@ -314,3 +314,32 @@ def test_a_name_that_was_used_before_is_another_handoff(world):
     world.submit(again)
     world.finish()
     assert again.got == again.expected
+
+
+def test_a_prefill_node_whose_link_keeps_failing_is_left_alone_and_tried_again(world):
+    node = world.decode.decode
+    for number in range(1, 4):
+        asked = remote(world, number)
+        world.submit(asked)
+        world.bring_all_but("over", "down")
+        (endpoint,) = world.decode.ranks.endpoints
+        endpoint.fail_receive(endpoint.receiving[0])
+        world.finish()
+        assert asked.got == asked.expected
+    status = node.status([])
+    assert list(status.connected_prefill_nodes) == ["p1"]
+    (trouble,) = status.troubles
+    assert (trouble.node, trouble.stage, trouble.state) == ("p0", "link", "open")
+    assert nodes_of(world, 4) == {"decode-0", "p1"}
+    world.clock.advance(2.0)
+    assert nodes_of(world, 5) == {"decode-0", "p0"}
+    assert not node.status([]).troubles
+
+
+def nodes_of(world: World, number: int) -> set[str]:
+    """The nodes that answered a request whose route prefers p0."""
+    asked = remote(world, number)
+    world.submit(asked)
+    world.finish()
+    assert asked.got == asked.expected
+    return {stage.node for stage in asked.timelines[-1].stages}
