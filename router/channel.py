@@ -196,6 +196,9 @@ class _NodeChannel:
                 error = NodeLostError(f"{self.view.name}: it closed the session")
             except NodeLostError as lost:
                 error = lost
+            except Exception as fault:  # the outermost loop of this session
+                logger.exception("fault while listening to %s", self.view.name)
+                error = NodeLostError(f"{self.view.name}: it said what makes no sense: {fault}")
             backoff_s = REFUSED_BACKOFF_S if _is_refusal(error) else backoff_s
             if str(error) != self.view.problem:  # said once, however often it is tried
                 logger.warning("no session with %s", error)
@@ -229,17 +232,9 @@ class _NodeChannel:
                 self._tell_state(message.status)
             case "outputs":
                 assert isinstance(message, session_pb2.DecodeMessage)
-                news = self._step_news(message.outputs)
+                news = step_news(self.view.name, message.outputs)
                 self._judge(news)
                 self._news.put_nowait(news)
-
-    def _step_news(self, outputs: session_pb2.StepOutputs) -> StepNews:
-        try:
-            return step_news(self.view.name, outputs)
-        except ValueError as error:
-            raise NodeLostError(
-                f"{self.view.name}: it said what makes no sense: {error}"
-            ) from error
 
     def _judge(self, news: StepNews) -> None:
         """What a step's news say of the node. However many requests it failed, it failed once."""
