@@ -76,11 +76,14 @@ MOMENTS: dict[str, Callable[[Site], bool]] = {
 async def test_a_client_that_leaves_gives_every_block_back_on_both_nodes(
     model_dir: Path, moment: Callable[[Site], bool], stream: bool
 ) -> None:
-    """Nothing else is asked for afterwards: nobody waits for new work to clean up."""
-    async with Site(longest_s=0.02) as site:
+    """Nothing else is asked for afterwards: nobody waits for new work to clean up.
+
+    The whole answer would take longer than anybody waits here.
+    """
+    async with Site(longest_s=0.1) as site:
         await site.start_all("p0")
         async with router_of(site, model_dir) as client:
-            call = ask(client, max_tokens=100, stream=stream)
+            call = ask(client, max_tokens=136, stream=stream)
             while not moment(site):
                 await site.post.pause(0.05)
             call.cancel()

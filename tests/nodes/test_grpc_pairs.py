@@ -90,6 +90,17 @@ async def test_a_prefill_node_made_anew_is_connected_again_and_the_old_one_forgo
         await site.until_free()
 
 
+async def test_another_start_of_a_prefill_node_is_not_taken_for_the_one_that_was_named(caplog):
+    async with Site() as site:
+        await site.start_decode()
+        address = await site.start_prefill("p0")
+        site.decode.set_prefill_nodes((replace(address, incarnation="p0#0"),))
+        async with asyncio.timeout(5):
+            while "answers another start, p0#2" not in caplog.text:
+                await site.post.pause(0.05)
+        assert site.decode.node.legs.connected == []
+
+
 async def test_a_prefill_node_that_was_unreachable_for_a_while_is_connected_again():
     async with Site() as site:
         router = await site.start_all("p0")

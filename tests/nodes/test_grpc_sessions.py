@@ -88,7 +88,7 @@ async def test_idle_sessions_live_by_heartbeats_and_a_router_hears_every_second(
 
 
 async def test_an_abort_over_the_wire_frees_everything_on_both_nodes():
-    async with Site(longest_s=0.01) as site:
+    async with Site(longest_s=0.1) as site:  # all tokens would take longer than it waits
         router = await site.start_all("p0")
         remote = ask(site.model, 1, prompt_len=90, max_tokens=300, prefill_nodes=("p0",))
         local = ask(site.model, 2, prompt_len=20, max_tokens=300)
@@ -102,13 +102,13 @@ async def test_an_abort_over_the_wire_frees_everything_on_both_nodes():
 
 
 async def test_when_a_router_is_gone_everything_that_it_asked_for_ends():
-    async with Site(longest_s=0.01) as site:
+    async with Site(longest_s=0.1) as site:  # all tokens would take longer than it waits
         router = await site.start_all("p0")
         other = await site.start_router()
         for i in range(4):
             router.submit(ask(site.model, i, prompt_len=30, max_tokens=300, prefill_nodes=("p0",)))
         await router.until(lambda: site.decode.node.num_requests == 4)
-        kept = ask(site.model, 5, prompt_len=30, max_tokens=30, prefill_nodes=("p0",))
+        kept = ask(site.model, 5, prompt_len=30, max_tokens=8, prefill_nodes=("p0",))
         other.submit(kept)
         await router.close()
         await other.until_over(kept)

@@ -208,6 +208,8 @@ class World:
             in_use = set(member.ranks.blocks_in_use())
             assert all(pool.num_owners(block) for block in in_use), "freed while in use"
             member.ranks.executor.poison(empty_blocks(pool))
+        num_wanted = sum(not asked.is_over for asked in self.asked)
+        assert self.decode.decode.num_requests == num_wanted, "work that nobody waits for"
 
     def check_all_over(self) -> None:
         """Every request has its answer or a failure that its route allows; nothing is held."""

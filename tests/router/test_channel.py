@@ -1,10 +1,10 @@
 """Sessions with nodes as a router keeps them, over real gRPC."""
 
+from dataclasses import replace
+
 import pytest
 
 from pdserve.rpc.v1 import session_pb2
-from dataclasses import replace
-
 from router.channel import Channels
 from tests.router.conftest import until
 from tests.router.fake_nodes import FakeDecodeNode, FakePrefillNode
@@ -65,7 +65,7 @@ async def test_a_node_that_talks_nonsense_is_left_and_tried_again(
 
 async def test_another_start_of_a_node_is_not_taken_for_the_one_that_was_named() -> None:
     decode = FakeDecodeNode("decode-0", [1])
-    channels = Channels(router_id="router-0", model_fingerprint="f", clock=MonotonicClock())
+    channels = Channels(router_id="router-0", model_fingerprint="f")
     try:
         await decode.start()
         channels.set_nodes([replace(decode.address, incarnation="0")])
