@@ -64,14 +64,7 @@ class DecodeNode:
             num_slots=spec.pool.max_num_seqs,
             enable_prefix_caching=spec.pool.enable_prefix_caching,
         )
-        self._limits = DecodeLimits(
-            max_num_seqs=spec.pool.max_num_seqs,
-            max_num_batched_tokens=spec.pool.max_num_batched_tokens,
-            local_prefill_tokens=spec.pool.local_prefill_tokens,
-            fallback_chunk=spec.pool.fallback_chunk,
-            headroom_tokens=spec.pool.headroom_tokens,
-            overtake_s=spec.pool.overtake_s,
-        )
+        self._limits = DecodeLimits.of(spec.pool)
         self.scheduler = DecodeScheduler(ledger=ledger, clock=clock, limits=self._limits)
         self.legs = Legs(ranks, ledger)
         self._breakers = PrefillBreakers()
@@ -212,9 +205,7 @@ class DecodeNode:
             troubles=map(convert.trouble_to_proto, self._breakers.troubles(self._clock.now_s())),
             costs=convert.costs_to_proto(self._meter.costs()),
             context_tokens=self.scheduler.num_context_tokens,
-            prefill_chunk=min(
-                self._limits.local_prefill_tokens, self._limits.max_num_batched_tokens
-            ),
+            prefill_chunk=self._limits.local_chunk,
         )
 
     # ---- the scheduler's events -------------------------------------------------------------

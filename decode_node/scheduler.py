@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from decode_node.events import Admitted, Event, Forked, NewToken, Replaced
 from pdserve.core.clock import Clock
+from pdserve.core.config import DecodeConfig
 from pdserve.core.request import RequestKey, TokenLogprobs
 from pdserve.engine.batch import Batch, Chunk, Sampled, StepOutput
 from pdserve.engine.ledger import Ledger
@@ -34,6 +35,23 @@ class DecodeLimits:
     fallback_chunk: int
     headroom_tokens: int
     overtake_s: float
+
+    @classmethod
+    def of(cls, pool: DecodeConfig) -> "DecodeLimits":
+        """Those of the cluster file."""
+        return cls(
+            max_num_seqs=pool.max_num_seqs,
+            max_num_batched_tokens=pool.max_num_batched_tokens,
+            local_prefill_tokens=pool.local_prefill_tokens,
+            fallback_chunk=pool.fallback_chunk,
+            headroom_tokens=pool.headroom_tokens,
+            overtake_s=pool.overtake_s,
+        )
+
+    @property
+    def local_chunk(self) -> int:
+        """Tokens of a step that prompts which are routed here get, at most."""
+        return min(self.local_prefill_tokens, self.max_num_batched_tokens)
 
     @property
     def max_sequences(self) -> int:
