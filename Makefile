@@ -17,7 +17,7 @@ help:
 	@echo "make install   .venv with the pdserve command"
 	@echo "make demo      serve a small model on this machine and ask it three questions"
 	@echo "make test      every test this machine can run"
-	@echo "make test-faults  each part of a cluster killed, stopped or cut off at each stage (long)"
+	@echo "make test-faults  each part of a cluster killed, stopped or cut off at each stage; two hosts (long)"
 	@echo "make check     format, lint, types, layers, fresh stubs, fast tests"
 	@echo "make fix       repair what check can repair"
 	@echo "make proto     generate pdserve/rpc/v1 from proto/"
@@ -46,7 +46,7 @@ test: install
 	$(BIN)/python -m pytest -m "not ($(NOT_HERE))"
 
 test-faults: install
-	$(BIN)/python -m pytest tests/faults
+	$(BIN)/python -m pytest tests/faults tests/hosts
 
 check: install
 	$(BIN)/ruff format --check .
