@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from pdserve.bench.arguments import whole_number
 from pdserve.bench.load import Outcome, Target, run_load
 from pdserve.bench.own_cluster import own_cluster
 from pdserve.bench.report import by_prompt_len, parse_limits, report
@@ -39,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_target_arguments(parser)
     add_workload_arguments(parser)
     parser.add_argument("--request-rate", default="80%", help="requests/s, or a share of the first")
-    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--rounds", type=whole_number, default=1)
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
 
 

@@ -22,6 +22,7 @@ from pathlib import Path
 
 import torch
 
+from pdserve.bench.arguments import whole_number, whole_numbers
 from pdserve.bench.engine_reference import Transformers
 from pdserve.core.errors import ConfigError
 from pdserve.core.kv_layout import BlockId
@@ -74,15 +75,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", default="float32", choices=sorted(DTYPES))
     parser.add_argument("--kv-dtype", choices=sorted(DTYPES), help="default: that of the model")
     parser.add_argument("--device", type=_device, default="cpu", help="cpu, cuda:0, …")
-    parser.add_argument("--threads", type=_positive, help="CPU threads; default: all cores")
+    parser.add_argument("--threads", type=whole_number, help="CPU threads; default: all cores")
     parser.add_argument("--load-format", default="auto", choices=LOAD_FORMATS)
     parser.add_argument("--attention-backend", default="auto")
-    parser.add_argument("--prefill-lens", type=_sizes, default=(128, 512, 2048), metavar="N,…")
-    parser.add_argument("--decode-batches", type=_sizes, default=(1, 8, 32), metavar="N,…")
-    parser.add_argument("--decode-prompt-len", type=_positive, default=DECODE_PROMPT_LEN)
-    parser.add_argument("--decode-tokens", type=_positive, default=DECODE_NUM_TOKENS)
-    parser.add_argument("--in-flight", type=_positive, default=1, help="steps launched ahead")
-    parser.add_argument("--rounds", type=_positive, default=5, help="medians of so many runs")
+    parser.add_argument(
+        "--prefill-lens", type=whole_numbers, default=(128, 512, 2048), metavar="N,…"
+    )
+    parser.add_argument("--decode-batches", type=whole_numbers, default=(1, 8, 32), metavar="N,…")
+    parser.add_argument("--decode-prompt-len", type=whole_number, default=DECODE_PROMPT_LEN)
+    parser.add_argument("--decode-tokens", type=whole_number, default=DECODE_NUM_TOKENS)
+    parser.add_argument("--in-flight", type=whole_number, default=1, help="steps launched ahead")
+    parser.add_argument("--rounds", type=whole_number, default=5, help="medians of so many runs")
     parser.add_argument("--against", choices=["transformers"], help="measure this one too")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
 
@@ -271,17 +274,6 @@ def _device(text: str) -> str:
     if kind not in {"cpu", "cuda"}:
         raise argparse.ArgumentTypeError(f"{text!r} is not cpu, cuda or cuda:N")
     return text
-
-
-def _positive(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
-    return int(text)
-
-
-def _sizes(text: str) -> tuple[int, ...]:
-    """``"128,512"``; nothing for none."""
-    return tuple(_positive(part) for part in text.split(",")) if text else ()
 
 
 def main() -> int:

@@ -10,6 +10,7 @@ import asyncio
 import json
 import sys
 
+from pdserve.bench.arguments import amount, share
 from pdserve.bench.load import Outcome, run_load
 from pdserve.bench.report import Limits, parse_limits, percentile, report
 from pdserve.bench.serve import add_target_arguments, add_workload_arguments, target_of, workload_of
@@ -23,11 +24,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of ``pdserve bench overload``."""
     add_target_arguments(parser)
     add_workload_arguments(parser)
-    parser.add_argument("--start-rate", type=float, default=1.0, help="requests/s tried first")
-    parser.add_argument("--good-share", type=float, default=0.95)
-    parser.add_argument("--factor", type=float, default=3.0, help="of the capacity, then offered")
+    parser.add_argument("--start-rate", type=amount, default=1.0, help="requests/s tried first")
+    parser.add_argument("--good-share", type=share, default=0.95)
+    parser.add_argument("--factor", type=amount, default=3.0, help="of the capacity, then offered")
     parser.add_argument(
-        "--duration", type=float, default=60.0, help="seconds at each rate, at least"
+        "--duration", type=amount, default=60.0, help="seconds at each rate, at least"
     )
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
 

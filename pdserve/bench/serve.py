@@ -13,6 +13,7 @@ from pathlib import Path
 
 import httpx
 
+from pdserve.bench.arguments import amount, rate, whole_number, whole_numbers
 from pdserve.bench.load import Target, run_load
 from pdserve.bench.report import by_prompt_len, parse_limits, report
 from pdserve.bench.routes import routes_since, routes_taken
@@ -28,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_target_arguments(parser)
     add_workload_arguments(parser)
     parser.add_argument(
-        "--request-rate", type=_rate, default=float("inf"), help="requests/s; default: all at once"
+        "--request-rate", type=rate, default=float("inf"), help="requests/s; default: all at once"
     )
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
 
@@ -37,8 +38,12 @@ def add_target_arguments(parser: argparse.ArgumentParser) -> None:
     """Which server, and what counts as good."""
     parser.add_argument("--base-url", default=DEFAULT_URL)
     parser.add_argument("--model", help="default: the first that the server lists")
-    parser.add_argument("--vocab-size", type=_count, default=10_000, help="prompts' tokens, below")
-    parser.add_argument("--max-concurrency", type=_count, help="requests on their way at once")
+    parser.add_argument(
+        "--vocab-size", type=whole_number, default=10_000, help="prompts' tokens, below"
+    )
+    parser.add_argument(
+        "--max-concurrency", type=whole_number, help="requests on their way at once"
+    )
     parser.add_argument(
         "--goodput", nargs="*", default=[], metavar="NAME:MS", help="ttft:200 tpot:50 e2el:5000"
     )
@@ -51,14 +56,14 @@ def add_workload_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dataset-path", type=Path, help="of a trace: Azure's CSV, Mooncake's JSON"
     )
-    parser.add_argument("--num-prompts", type=_count, default=100)
+    parser.add_argument("--num-prompts", type=whole_number, default=100)
     parser.add_argument("--random-input-len", type=_bounds, default=(128, 128), metavar="N[:N]")
     parser.add_argument("--random-output-len", type=_bounds, default=(64, 64), metavar="N[:N]")
-    parser.add_argument("--burstiness", type=_rate, default=1.0, help="1: Poisson; less: burstier")
+    parser.add_argument("--burstiness", type=amount, default=1.0, help="1: Poisson; less: burstier")
     parser.add_argument(
-        "--max-input-len", type=_count, default=4096, help="a trace's are cut to it"
+        "--max-input-len", type=whole_number, default=4096, help="a trace's are cut to it"
     )
-    parser.add_argument("--max-output-len", type=_count, default=1024)
+    parser.add_argument("--max-output-len", type=whole_number, default=1024)
     parser.add_argument(
         "--classes", type=_classes, default=(), metavar="N,…", help="report by prompt length too"
     )
@@ -134,33 +139,17 @@ def first_model(url: str) -> str:
         raise ConfigError(f"--base-url: {url} does not list its models: {error}") from error
 
 
-def _count(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
-    return int(text)
-
-
-def _rate(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not value > 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
-    return value
-
-
 def _bounds(text: str) -> tuple[int, int]:
     """``"128"`` or ``"100:200"``."""
     low, _, high = text.partition(":")
-    bounds = _count(low), _count(high or low)
+    bounds = whole_number(low), whole_number(high or low)
     if bounds[0] > bounds[1]:
         raise argparse.ArgumentTypeError(f"{text!r} does not ascend")
     return bounds
 
 
 def _classes(text: str) -> tuple[int, ...]:
-    bounds = tuple(_count(part) for part in text.split(","))
+    bounds = whole_numbers(text)
     if sorted(set(bounds)) != list(bounds):
         raise argparse.ArgumentTypeError(f"{text!r} does not ascend")
     return bounds

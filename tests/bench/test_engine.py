@@ -72,7 +72,7 @@ def test_a_ratio_above_one_means_faster_than_the_reference() -> None:
 def test_bad_sizes_are_refused(value: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         parsed(f"--decode-batches={value}")
-    assert "is not a whole number above 0" in capsys.readouterr().err
+    assert "is not a whole number of 1 to" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass
 
 import uvloop
 
+from pdserve.bench.arguments import amount, amounts, whole_number
 from pdserve.bench.router.first_token import FirstTokens, first_tokens
 from pdserve.bench.router.processes import Running, Setup, pin, running
 from pdserve.bench.router.streams import MAX_PATTERN, Asked, Streamed, connect, count
@@ -60,12 +61,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model", default="smollm2-135m-instruct", help="for its tokenizer: a name or a directory"
     )
-    parser.add_argument("--streams", type=int, default=256)
-    parser.add_argument("--step-ms", type=_numbers, default=(20.0, 10.0, 5.0), metavar="MS,…")
-    parser.add_argument("--max-tokens", type=int, default=512, help="of one streamed answer")
-    parser.add_argument("--duration-s", type=float, default=10.0, help="of each row")
-    parser.add_argument("--warm-s", type=float, default=3.0, help="streaming before each row")
-    parser.add_argument("--requests", type=int, default=200, help="for the first token")
+    parser.add_argument("--streams", type=whole_number, default=256)
+    parser.add_argument("--step-ms", type=amounts, default=(20.0, 10.0, 5.0), metavar="MS,…")
+    parser.add_argument(
+        "--max-tokens", type=whole_number, default=512, help="of one streamed answer"
+    )
+    parser.add_argument("--duration-s", type=amount, default=10.0, help="of each row")
+    parser.add_argument("--warm-s", type=amount, default=3.0, help="streaming before each row")
+    parser.add_argument("--requests", type=whole_number, default=200, help="for the first token")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
 
 
@@ -199,7 +202,3 @@ def _stream_row(
         rss_before_mib=rss_before_mib,
         rss_after_mib=rss_after_mib,
     )
-
-
-def _numbers(text: str) -> tuple[float, ...]:
-    return tuple(float(part) for part in text.split(","))

@@ -21,6 +21,7 @@ from statistics import median
 
 import httpx
 
+from pdserve.bench.arguments import amount, whole_number
 from pdserve.bench.own_cluster import Footprint, OwnCluster, own_cluster
 from pdserve.bench.soak.clients import HANG_S, Clients, Tally
 from pdserve.bench.soak.kills import Sightings, Watch
@@ -39,10 +40,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of ``pdserve bench soak``."""
     parser.add_argument("cluster_yaml", nargs="?", type=Path, help="default: all defaults")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
-    parser.add_argument("--minutes", type=float, default=30.0)
-    parser.add_argument("--kill-every", type=float, default=60.0, metavar="S")
-    parser.add_argument("--clients", type=int, default=8)
-    parser.add_argument("--questions", type=int, default=36)
+    parser.add_argument("--minutes", type=amount, default=30.0)
+    parser.add_argument("--kill-every", type=amount, default=60.0, metavar="S")
+    parser.add_argument("--clients", type=whole_number, default=8)
+    parser.add_argument("--questions", type=whole_number, default=36)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
 
