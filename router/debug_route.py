@@ -108,7 +108,7 @@ def _as_json(query: Mapping[str, str]) -> dict[str, object]:
     for field, text in query.items():
         try:
             values[field] = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):  # RecursionError: brackets in brackets
             values[field] = text
     return values
 

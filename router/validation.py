@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from pdserve.core.errors import InvalidRequestError
 from pdserve.core.request import SamplingParams
+from pdserve.core.routing_config import LEAST_SLO_MS, MOST_SLO_MS
 
 MAX_LOGPROBS = 20
 MAX_STOP_STRINGS, MAX_STOP_CHARS = 16, 256
@@ -22,7 +23,6 @@ MAX_REPETITION_PENALTY = 100.0
 MAX_PRIORITY = 100
 INT32_MAX = 2**31 - 1
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
-MAX_SLO_MS = 86_400_000.0  # a day
 MAX_SALT_CHARS = 256
 SHOWN_CHARS = 80
 MAX_ID_DIGITS = 10
@@ -93,7 +93,7 @@ def check_count(field: str, count: int | None, most: int) -> None:
 
 def check_slo(field: str, limit_ms: float | None) -> None:
     """Raise InvalidRequestError for a limit that no request could keep, or that is none."""
-    _above_zero(field, limit_ms, MAX_SLO_MS)
+    _between(field, limit_ms, LEAST_SLO_MS, MOST_SLO_MS)
 
 
 def check_priority(priority: int | None) -> int:

@@ -4,12 +4,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from pdserve.cluster.resolve import NodePlan
-from pdserve.core.config import DecodeConfig
+from pdserve.core.config import MAX_NODES, DecodeConfig
 from pdserve.core.errors import InvalidRequestError
 from pdserve.core.node import Role
 from pdserve.core.orders import Scale
-
-MAX_NODES = 1024  # of a role: more is a slip of the finger
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

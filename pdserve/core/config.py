@@ -9,8 +9,10 @@ hardware are made where those are known.
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from pdserve.core.config_checks import a_time as _a_time
 from pdserve.core.config_checks import above as _above
 from pdserve.core.config_checks import at_least as _at_least
+from pdserve.core.config_checks import at_most as _at_most
 from pdserve.core.config_checks import one_of as _one_of
 from pdserve.core.errors import ConfigError
 from pdserve.core.kv_layout import DTYPE_BYTES
@@ -23,6 +25,9 @@ from pdserve.core.routing_config import (
 
 FIRST_USER_PORT, LAST_PORT = 1024, 65535
 LEAST_SILENCE_S = 2.0
+MAX_NODES = 1024  # of a role: more is a slip of the finger
+MAX_THREADS = 1024
+MAX_SEQS = 65536  # of a step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +76,7 @@ class NetworkConfig:
                 f"network.silence_s: got {self.silence_s:g}, allowed are {LEAST_SILENCE_S:g} and "
                 "more: each process says something every second"
             )
+        _a_time("network.silence_s", self.silence_s)
         if self.port_range is not None:
             low, high = self.port_range
             if not FIRST_USER_PORT <= low <= high <= LAST_PORT:
@@ -170,6 +176,7 @@ class KvTransferConfig:
             )
         _at_least("kv_transfer.staging_bytes", self.staging_bytes, self.frame_bytes)
         _above("kv_transfer.timeout_s", self.timeout_s, 0)
+        _a_time("kv_transfer.timeout_s", self.timeout_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,6 +194,7 @@ class PromptClass:
             _at_least(f"router.classes.{self.name}.max_queued", self.max_queued, 1)
         if self.queue_timeout_s is not None:
             _above(f"router.classes.{self.name}.queue_timeout_s", self.queue_timeout_s, 0)
+            _a_time(f"router.classes.{self.name}.queue_timeout_s", self.queue_timeout_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,10 +218,13 @@ class LimitsConfig:
             _at_least(f"router.limits.{key}", getattr(self, key), 1)
         for key in ("client_stall_s", "request_timeout_s", "queue_timeout_s"):
             _above(f"router.limits.{key}", getattr(self, key), 0)
+            _a_time(f"router.limits.{key}", getattr(self, key))
         for key in ("priority_step_s", "max_sent_ahead"):
             _at_least(f"router.limits.{key}", getattr(self, key), 0)
+        _a_time("router.limits.priority_step_s", self.priority_step_s)
         if self.max_prefill_wait_s is not None:
             _at_least("router.limits.max_prefill_wait_s", self.max_prefill_wait_s, 0)
+            _a_time("router.limits.max_prefill_wait_s", self.max_prefill_wait_s)
         if not 0 < self.kv_watermark <= 1:
             raise ConfigError(
                 f"router.limits.kv_watermark: got {self.kv_watermark}, allowed are numbers above "
@@ -278,11 +289,15 @@ class ClusterConfig:
 
 def _check_pool(section: str, pool: PrefillConfig | DecodeConfig) -> None:
     _at_least(f"{section}.replicas", pool.replicas, 0)
+    _at_most(f"{section}.replicas", pool.replicas, MAX_NODES)
     _at_least(f"{section}.tensor_parallel_size", pool.tensor_parallel_size, 1)
     _at_least(f"{section}.num_threads", pool.num_threads, 1)
+    _at_most(f"{section}.num_threads", pool.num_threads, MAX_THREADS)
     _at_least(f"{section}.max_num_batched_tokens", pool.max_num_batched_tokens, 1)
     _at_least(f"{section}.max_num_seqs", pool.max_num_seqs, 1)
+    _at_most(f"{section}.max_num_seqs", pool.max_num_seqs, MAX_SEQS)
     _at_least(f"{section}.overtake_s", pool.overtake_s, 0)
+    _a_time(f"{section}.overtake_s", pool.overtake_s)
     _at_least(f"{section}.resources.num_cpus", pool.resources.num_cpus, 0)
     _at_least(f"{section}.resources.num_gpus", pool.resources.num_gpus, 0)
     _at_least(f"{section}.kv_cache_bytes", pool.kv_cache_bytes, 1)

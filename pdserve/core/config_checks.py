@@ -6,6 +6,8 @@ import difflib
 
 from pdserve.core.errors import ConfigError
 
+LONGEST_S = 1e9  # 31 years
+
 
 def one_of(key: str, value: str, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
@@ -17,6 +19,16 @@ def one_of(key: str, value: str, allowed: tuple[str, ...]) -> None:
 def at_least(key: str, value: float, least: float) -> None:
     if value < least:
         raise ConfigError(f"{key}: got {value}, allowed are {least} and more")
+
+
+def at_most(key: str, value: float, most: float) -> None:
+    if value > most:
+        raise ConfigError(f"{key}: got {value:g}, allowed are at most {most:g}")
+
+
+def a_time(key: str, value: float) -> None:
+    """A time with which no clock or timer overflows."""
+    at_most(key, value, LONGEST_S)
 
 
 def above(key: str, value: float, bound: float) -> None:

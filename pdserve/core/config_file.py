@@ -19,6 +19,8 @@ import yaml
 from pdserve.core.config import ClusterConfig
 from pdserve.core.errors import ConfigError
 
+LEAST_HUGE = 1 << 53  # no whole number from here on is exact everywhere; no key needs one
+
 
 def load_config(path: Path | None, overrides: Sequence[str] = ()) -> ClusterConfig:
     """Read a cluster file (None: all defaults) and apply ``key.path=value`` overrides in order.
@@ -134,7 +136,9 @@ def _convert(hint: object, value: object, path: str) -> object:
     if typing.get_origin(hint) is tuple:
         return _convert_list(typing.get_args(hint), value, path)
     assert isinstance(hint, type)
-    if hint is float and type(value) is int and abs(value) < 1 << 53:
+    if type(value) is int and hint in (int, float) and abs(value) >= LEAST_HUGE:
+        raise ConfigError(f"{path}: expected {_TYPE_WORDS[hint]}, got one beyond 2**53")
+    if hint is float and type(value) is int:
         return float(value)
     if type(value) is not hint or (isinstance(value, float) and not math.isfinite(value)):
         raise ConfigError(f"{path}: expected {_TYPE_WORDS[hint]}, got {_shown(value)}")

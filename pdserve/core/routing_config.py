@@ -2,10 +2,13 @@
 
 from dataclasses import dataclass
 
-from pdserve.core.config_checks import above, at_least
+from pdserve.core.config_checks import above, at_least, at_most
 
 # The names that `router.policy` may have; `router/policies/__init__.py` says where each one is.
 POLICY_NAMES = ("length", "least_load", "slo", "prefix", "round_robin")
+
+# A limit is divided by; with less than a microsecond its shares are no numbers any more.
+LEAST_SLO_MS, MOST_SLO_MS = 0.001, 86_400_000  # a day
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,8 +19,9 @@ class SloConfig:
     tpot_ms: float = 200.0  # between two tokens, of the request and of those beside it
 
     def __post_init__(self) -> None:
-        above("router.slo.ttft_ms", self.ttft_ms, 0)
-        above("router.slo.tpot_ms", self.tpot_ms, 0)
+        for key, value in (("ttft_ms", self.ttft_ms), ("tpot_ms", self.tpot_ms)):
+            at_least(f"router.slo.{key}", value, LEAST_SLO_MS)
+            at_most(f"router.slo.{key}", value, MOST_SLO_MS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

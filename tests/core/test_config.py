@@ -35,6 +35,7 @@ BAD_VALUES = [
     ("model", "max_model_len", 1, "2 and more"),
     ("model", "served_name", "", "clients need a name"),
     ("network", "silence_s", 1.5, "2 and more"),
+    ("network", "silence_s", 1e300, "at most 1e+09"),
     ("network", "port_range", [2000, 1999], "ascending pair in 1024..65535"),
     ("network", "port_range", [80, 90], "ascending pair in 1024..65535"),
     ("network", "port_range", [1024, 65536], "ascending pair in 1024..65535"),
@@ -50,18 +51,23 @@ BAD_VALUES = [
     ("kv_transfer", "frame_bytes", 1 << 25, "65536 to 16777216"),
     ("kv_transfer", "staging_bytes", 1 << 20, "2097152 and more"),
     ("kv_transfer", "timeout_s", 0, "more than 0"),
+    ("kv_transfer", "timeout_s", 1e300, "at most 1e+09"),
     ("router", "http_port", -1, "0 to 65535"),
     ("router", "grpc_port", 65536, "0 to 65535"),
     ("router", "local_prefill_below", -1, "0 and more"),
 ]
 POOL_VALUES = [
     ("tensor_parallel_size", 0, "1 and more"),
+    ("replicas", 1025, "at most 1024"),
     ("num_threads", 0, "1 and more"),
+    ("num_threads", 1025, "at most 1024"),
     ("max_num_batched_tokens", 0, "1 and more"),
     ("max_num_seqs", 0, "1 and more"),
+    ("max_num_seqs", 1 << 40, "at most 65536"),
     ("kv_cache_bytes", 0, "1 and more"),
     ("block_size", 0, "1 and more"),
     ("overtake_s", -0.5, "0 and more"),
+    ("overtake_s", 1e300, "at most 1e+09"),
     ("device", "gpu", "auto, cpu, cuda"),
     ("gpu_memory_utilization", 0, "above 0, at most 1"),
     ("gpu_memory_utilization", 1.1, "above 0, at most 1"),
@@ -74,6 +80,8 @@ LIMIT_VALUES = [
     ("client_stall_s", 0, "more than 0"),
     ("request_timeout_s", -1.0, "more than 0"),
     ("queue_timeout_s", 0, "more than 0"),
+    *((f"{name}_s", 1e300, "at most 1e+09") for name in ("client_stall", "request_timeout")),
+    *((f"{name}_s", 1e300, "at most 1e+09") for name in ("queue_timeout", "priority_step")),
     ("priority_step_s", -1.0, "0 and more"),
     ("max_sent_ahead", -1, "0 and more"),
     ("max_prefill_wait_s", -0.1, "0 and more"),
@@ -154,10 +162,12 @@ def test_classes_that_leave_a_prompt_without_one_class_are_refused(
     assert problem in message
 
 
-@pytest.mark.parametrize(("key", "value"), [("max_queued", 0), ("queue_timeout_s", 0)])
-def test_bounds_of_a_class_are_refused_by_its_name(key: str, value: int):
+@pytest.mark.parametrize(
+    ("key", "value"), [("max_queued", 0), ("queue_timeout_s", 0), ("queue_timeout_s", 1e300)]
+)
+def test_bounds_of_a_class_are_refused_by_its_name(key: str, value: float):
     message = refusal("router", {"classes": [{"name": "all", key: value}]})
-    assert message.startswith(f"router.classes.all.{key}: got 0")
+    assert message.startswith(f"router.classes.all.{key}: got {value:g}")
 
 
 def test_classes_are_read_in_order_with_the_nodes_that_serve_them():

@@ -103,6 +103,7 @@ async def test_conditional_disaggregation_is_counted_by_its_rule(make_world: Wor
         ({}, "prompt_len"),
         ({"prompt_len": "x"}, "prompt_len"),
         ({"prompt_len": "1.5"}, "prompt_len"),
+        ({"prompt_len": "[" * 5000}, "prompt_len"),
         ({"prompt_len": 0}, "prompt_len"),
         ({"prompt_len": 512}, "prompt_len"),
         ({"prompt_len": 5, "n": 0}, "n"),
@@ -110,6 +111,7 @@ async def test_conditional_disaggregation_is_counted_by_its_rule(make_world: Wor
         ({"prompt_len": 5, "ttft_slo_ms": 0}, "ttft_slo_ms"),
         ({"prompt_len": 5, "tpot_slo_ms": -1}, "tpot_slo_ms"),
         ({"prompt_len": 5, "tpot_slo_ms": "NaN"}, "tpot_slo_ms"),
+        ({"prompt_len": 5, "tpot_slo_ms": "5e-324"}, "tpot_slo_ms"),
         ({"prompt_length": 5}, "prompt_length"),
     ],
 )
@@ -153,7 +155,8 @@ async def test_without_nodes_a_dry_run_says_so(make_world: WorldMaker) -> None:
 @pytest.mark.parametrize("field", ["ttft_slo_ms", "tpot_slo_ms"])
 async def test_a_limit_of_a_request_is_checked(make_world: WorldMaker, field: str) -> None:
     async with make_world() as world:
-        assert_refused(await world.complete(**{field: 0}), field)
+        for limit in (0, 5e-324, 1e-9, 1e300):
+            assert_refused(await world.complete(**{field: limit}), field)
         assert (await world.complete(**{field: 0.5})).status_code == 200
 
 
