@@ -280,15 +280,25 @@ async def test_a_queue_is_ended_by_shutdown(make_world: WorldMaker) -> None:
         assert (await waits).status_code == 503
 
 
-async def test_two_routers_before_one_node_need_nothing_of_each_other(
+async def test_no_more_than_allowed_is_sent_ahead_and_the_rest_waits(
     make_world: WorldMaker,
 ) -> None:
-    limits = LimitsConfig(max_sent_ahead=1)
-    async with make_world(limits=limits) as world:
+    go_on = asyncio.Event()
+
+    async def held(node: FakeDecodeNode, session: FakeSession, request: Request) -> None:
+        await go_on.wait()
+        await at_once(node, session, request)
+
+    async with make_world(limits=LimitsConfig(max_sent_ahead=1)) as world:
         node = world.decode[0]
+        node.behave = held
         await tell(world, free=0)
         calls = [asyncio.create_task(call(world, [7] * 20)) for _ in range(3)]
-        await until(lambda: len(node.submitted) == 1)  # sent ahead; the others wait
-        await until(lambda: all(not task.done() for task in calls))
+        async with asyncio.timeout(10.0):
+            while sum((await waiting(world)).values()) < 2:
+                await asyncio.sleep(0.005)
+        assert len(node.submitted) == 1
+        go_on.set()
         await tell(world, free=NUM_BLOCKS)
         assert {(await each).status_code for each in calls} == {200}
+        assert len(node.submitted) == 3
