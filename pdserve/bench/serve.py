@@ -87,8 +87,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def target_of(args: argparse.Namespace) -> Target:
-    """Asks the server for its model's name where none was given. Raises ConfigError."""
+    """Asks the server for its model's name where none was given. Raises ConfigError, also for what
+    is no address.
+    """
     url = args.base_url if "://" in args.base_url else f"http://{args.base_url}"
+    try:
+        httpx.URL(url)
+    except httpx.InvalidURL as error:
+        raise ConfigError(f"--base-url: got {args.base_url!r}: {error}") from error
     return Target(
         url=url,
         model=args.model or first_model(url),

@@ -6,6 +6,7 @@ Needs neither Ray nor the model; answers within a second or says why it cannot.
 import argparse
 import json
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -40,15 +41,24 @@ def add_token_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def target(arguments: argparse.Namespace) -> Target:
-    """Raises NoNodeError where no cluster runs, ConfigError where many could be meant."""
+    """Raises NoNodeError where no cluster runs, ConfigError where many could be meant, or none."""
     if arguments.url is not None:
-        scheme = "" if "://" in arguments.url else "http://"
-        url = scheme + arguments.url.rstrip("/")
-        return Target(url=url, token=vars(arguments).get("token"))
+        return Target(url=_checked(arguments.url), token=vars(arguments).get("token"))
     record = _chosen(running(run_folder()), arguments.name)
     if record.http_url is None:
         raise NoNodeError(f"cluster {record.name!r} is still starting; its logs: {record.log_dir}")
     return Target(url=record.http_url, token=record.admin_token)
+
+
+def _checked(given: str) -> str:
+    url = ("" if "://" in given else "http://") + given.rstrip("/")
+    try:
+        host = urllib.parse.urlsplit(url).hostname
+    except ValueError as error:
+        raise ConfigError(f"--url: got {given!r}: {error}") from error
+    if not host:
+        raise ConfigError(f"--url: got {given!r}, expected one like http://host:8000")
+    return url
 
 
 def get_status(at: Target) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import difflib
 
 from pdserve.core.errors import ConfigError
 
-LONGEST_S = 1e9  # 31 years
+LONGEST_S = 1_000_000_000  # 31 years
 
 
 def one_of(key: str, value: str, allowed: tuple[str, ...]) -> None:
@@ -23,7 +23,7 @@ def at_least(key: str, value: float, least: float) -> None:
 
 def at_most(key: str, value: float, most: float) -> None:
     if value > most:
-        raise ConfigError(f"{key}: got {value:g}, allowed are at most {most:g}")
+        raise ConfigError(f"{key}: got {value}, allowed are at most {most}")
 
 
 def a_time(key: str, value: float) -> None:

@@ -9,6 +9,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 
 from pdserve.bench.serve import add_arguments, run
+from pdserve.core.errors import ConfigError
 
 ROUTES = {"disaggregated": 5, "local": 2, "fallback": 0}
 
@@ -66,3 +67,12 @@ def test_a_run_without_a_handoff_says_so(
     assert results.get("routes") == (
         {"disaggregated": 0, "local": 3, "fallback": 0} if told else None
     )
+
+
+@pytest.mark.parametrize("model", ["", "--model m"])
+@pytest.mark.parametrize("url", ["http://[::", "[::", "http://x:port"])
+def test_what_is_no_address_is_refused_by_its_option(url: str, model: str) -> None:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    with pytest.raises(ConfigError, match=r"^--base-url: got "):
+        run(parser.parse_args(["--base-url", url, *model.split()]))

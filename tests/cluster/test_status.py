@@ -114,3 +114,12 @@ def test_a_router_that_does_not_answer_is_named(
     assert "no router answers at http://127.0.0.1:1: " in capsys.readouterr().err
     assert cli.main(["status", "--url", f"{url}/elsewhere"]) == cli.EXIT_FAILED
     assert "is no pdserve router" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["http://[::", "http://[x]:1", "", "http://", "[::"])
+@pytest.mark.parametrize("command", [["status"], ["drain", "decode-0"], ["scale", "decode", "2"]])
+def test_what_is_no_address_is_refused_by_its_option(
+    command: list[str], text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main([*command, "--url", text]) == cli.EXIT_WRONG_INPUT
+    assert capsys.readouterr().err.startswith(f"pdserve: --url: got {text!r}")
