@@ -336,7 +336,6 @@ class DecodeNode:
             match item:
                 case Arrived(leg=leg):
                     self._breakers.arrived(leg.link.node)
-                    leg.state.count_transfer(leg.num_bytes, leg.link.peer.transport)
                     if leg.has_first_tokens:
                         self._join(leg)
                 case Failed(leg=leg, kind=kind, message=message):
@@ -346,6 +345,7 @@ class DecodeNode:
     def _join(self, leg: Leg) -> None:
         """KV and first tokens are here: the sequence decodes."""
         leg.state.timing.transferred(self._clock.now_s())
+        leg.state.count_transfer(leg.num_bytes, leg.link.peer.transport)
         self.legs.done(leg)
         self.scheduler.join(leg.sequence)
 

@@ -114,7 +114,7 @@ class RequestState:
         self._is_route_settled = True
 
     def count_transfer(self, num_bytes: int, transport: str) -> None:
-        """A handoff brought all KV of a sequence."""
+        """A sequence decodes with KV that a handoff brought."""
         self._kv_bytes += num_bytes
         self._transport = transport
 

@@ -80,6 +80,8 @@ class ProcessTpGroup:
 
     def close(self) -> None:
         self._process_group.abort()
+        # Ended here, with its threads: at the interpreter's end they may outlive what they need.
+        del self._process_group
 
 
 def start_tp_group(
