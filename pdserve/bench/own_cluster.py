@@ -12,6 +12,7 @@ from typing import Any
 
 import psutil
 
+from pdserve.bench.termination import interrupted_by_sigterm
 from pdserve.cluster.admin import Target, get_status
 from pdserve.cluster.run_file import run_folder, running
 from pdserve.core.errors import NoNodeError
@@ -114,7 +115,7 @@ def own_cluster(
     options = [f"--set={setting}" for setting in ("router.http_port=0", "router.grpc_port=0")]
     options += [f"--set={setting}" for setting in settings]
     command = [sys.executable, "-m", "pdserve.cli", "serve", *given, "--name", name, *options]
-    with log.open("wb") as output:
+    with interrupted_by_sigterm(), log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
         try:
             yield OwnCluster(process, _url_of(name, process, log))

@@ -13,6 +13,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from pdserve.bench.router.fake_node import run_fake_node
+from pdserve.bench.termination import interrupted_by_sigterm
 from pdserve.cluster.own_loop import OwnLoop
 from pdserve.cluster.readiness import wait_until_ready
 from pdserve.core.config import LimitsConfig, RouterConfig
@@ -59,7 +60,7 @@ class Running:
 @contextmanager
 def running(setup: Setup) -> Iterator[Running]:
     """Both processes; ended on leaving. Raises InternalError where one does not start."""
-    with contextlib.ExitStack() as stack:
+    with interrupted_by_sigterm(), contextlib.ExitStack() as stack:
         node, _ = stack.enter_context(
             _process(run_fake_node, (setup.token_id, setup.step_s), setup.other_core)
         )

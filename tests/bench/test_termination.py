@@ -1,0 +1,42 @@
+"""A measurement that is told to end ends what it has started."""
+
+import signal
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+from pdserve.bench.termination import interrupted_by_sigterm
+
+
+def test_sigterm_interrupts_inside_the_block_only() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt), interrupted_by_sigterm():
+        signal.raise_signal(signal.SIGTERM)
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+STARTS_A_PROCESS = """
+import subprocess, sys
+from pdserve.bench.termination import interrupted_by_sigterm
+with interrupted_by_sigterm():
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        print(child.pid, flush=True)
+        child.wait(60)
+    finally:
+        child.terminate()
+        child.wait(60)
+"""
+
+
+def test_what_was_started_does_not_outlive_it() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", STARTS_A_PROCESS], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as process:
+        assert process.stdout is not None
+        child_pid = int(process.stdout.readline())
+        process.terminate()
+        assert process.wait(30) != 0
+    assert not psutil.pid_exists(child_pid)
