@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pdserve.core.clock import MonotonicClock
+from pdserve.core.clock import Clock, MonotonicClock
 from pdserve.core.config import DecodeConfig, PrefillConfig
 from pdserve.core.kv_layout import BlockId
 from pdserve.engine.batch import Batch
@@ -89,7 +89,21 @@ async def test_trials_keep_to_the_rules_of_batches(
     checked.check()
 
 
-async def test_a_node_knows_its_costs_before_its_first_request(tmp_path: Path) -> None:
+class BusyClock:
+    """On a machine so busy that every look at the clock comes five seconds after the last."""
+
+    def __init__(self) -> None:
+        self._now_s = 0.0
+
+    def now_s(self) -> float:
+        self._now_s += 5.0
+        return self._now_s
+
+
+@pytest.mark.parametrize("clock", [MonotonicClock(), BusyClock()])
+async def test_a_node_knows_its_costs_before_its_first_request(
+    tmp_path: Path, clock: Clock
+) -> None:
     @contextmanager
     def open_parts() -> Iterator[RankParts]:
         runner = ModelRunner(tiny_engine_config(tmp_path), SoloGroup())
@@ -101,7 +115,7 @@ async def test_a_node_knows_its_costs_before_its_first_request(tmp_path: Path) -
         limits = TrialLimits(
             chunk_len=32, max_len=128, max_num_seqs=8, max_num_batched_tokens=64, decodes=True
         )
-        await measure_steps(ranks, limits, meter, MonotonicClock())
+        await measure_steps(ranks, limits, meter, clock)
     finally:
         await ranks.close()
     costs = meter.costs()
@@ -109,6 +123,8 @@ async def test_a_node_knows_its_costs_before_its_first_request(tmp_path: Path) -
     assert costs.decode is not None
     assert costs.prefill.chunk_s(32) > 0
     assert costs.decode.step_s(4, 100) > 0
+    if isinstance(clock, BusyClock):  # a step of any length took five seconds, long ones too
+        assert costs.prefill.chunk_s(32) == pytest.approx(5.0, rel=0.1)
 
 
 def test_a_node_tries_chunks_of_the_length_that_it_will_run() -> None:
