@@ -214,3 +214,10 @@ async def until_ready(http: httpx.AsyncClient) -> None:
     async with asyncio.timeout(WAIT_S):
         while (await http.get("/ready")).status_code != 200:
             await asyncio.sleep(0.01)
+
+
+async def until_reason(world: World, words: str) -> None:
+    """Until the router says that it is not ready, or degraded, for this reason."""
+    async with asyncio.timeout(WAIT_S):
+        while words not in str((await world.http.get("/ready")).json()["reason"]):
+            await asyncio.sleep(0.01)

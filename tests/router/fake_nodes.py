@@ -148,6 +148,10 @@ async def flood(node: "FakeDecodeNode", session: FakeSession, request: Request) 
         await asyncio.sleep(0.001)
 
 
+async def silent(node: "FakeDecodeNode", session: FakeSession, request: Request) -> None:
+    """Takes the request and says nothing."""
+
+
 class FakeDecodeNode(session_pb2_grpc.DecodeNodeServicer):
     """Remembers what it was sent; ``behave`` answers each request in a task of its own."""
 
