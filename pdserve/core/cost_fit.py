@@ -18,7 +18,8 @@ BUCKETS_PER_DOUBLING = 2
 HALF_LIFE = 1000  # samples after which a bucket that got none of them counts half
 HUBER_WIDTH = 0.15  # relative errors beyond it count less
 NUM_ROUNDS = 4
-LEAST_S, MOST_S, MOST_SIZE = 1e-7, 1e5, 1e15  # beyond them nothing was measured
+LEAST_S, MOST_S = 1e-7, 1e5  # beyond them nothing was measured
+LEAST_SIZE, MOST_SIZE = 1e-6, 1e15  # or none at all
 RIDGE = 1e-9  # picks one answer where samples leave several; far below what can be measured
 
 Coefficients = tuple[float, float, float]
@@ -53,7 +54,7 @@ class CostFit:
 
     def observe(self, seconds: float, x: float, y: float) -> None:
         """Something of size (x, y) took so long. What a clock cannot have meant is left out."""
-        if not (LEAST_S <= seconds <= MOST_S and 0 <= x <= MOST_SIZE and 0 <= y <= MOST_SIZE):
+        if not (LEAST_S <= seconds <= MOST_S and _is_size(x) and _is_size(y)):
             return
         key = (_size(x), _size(y))
         bucket = self._buckets.get(key)
@@ -84,6 +85,10 @@ class CostFit:
             rows.append((ratio, ratio * sample.x / scale_x, ratio * sample.y / scale_y))
         a, b, c = _robust_fit(rows, trusts)
         return a * unit_s, b * unit_s / scale_x, c * unit_s / scale_y
+
+
+def _is_size(value: float) -> bool:
+    return value == 0 or LEAST_SIZE <= value <= MOST_SIZE
 
 
 def _size(value: float) -> int:

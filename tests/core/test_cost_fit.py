@@ -5,7 +5,7 @@ import random
 from itertools import product
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pdserve.core.cost_fit import MAX_BUCKETS, CostFit
@@ -45,6 +45,7 @@ def test_noise_and_outliers_leave_predictions_near(a: float, b: float, c: float,
         assert seconds(*found, x, y) == pytest.approx(seconds(a, b, c, x, y), rel=0.25)
 
 
+@example([(1.0, 2.3e-311, 0.0)])
 @given(
     st.lists(
         st.tuples(

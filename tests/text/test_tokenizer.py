@@ -41,8 +41,8 @@ def test_the_bytes_of_the_tokens_are_the_bytes_of_the_text(tokenizers_by_kind, k
 def test_parts_of_characters_have_bytes_and_a_replacement_character_as_text(tokenizers_by_kind):
     for kind in ("byte level", "byte fallback"):
         tokenizer = tokenizers_by_kind[kind]
-        last = tokenizer.encode("𓀀")[-1]
-        assert tokenizer.token_bytes(last) == b"\x80"
+        last = tokenizer.encode("🧿")[-1]  # in no sample: nothing was merged for it
+        assert tokenizer.token_bytes(last) == b"\xbf"
         assert tokenizer.token_text(last) == "\ufffd"
 
 
