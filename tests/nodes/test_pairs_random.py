@@ -187,14 +187,13 @@ class PairMachine(RuleBasedStateMachine):
 
 
 QUICK = settings(
-    max_examples=25,
+    max_examples=60,
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=list(HealthCheck),
 )
 
 
-@pytest.mark.timeout(600)
 def test_whatever_happens_every_request_ends_rightly_and_every_block_comes_back():
     run_state_machine_as_test(PairMachine, settings=QUICK)
 
