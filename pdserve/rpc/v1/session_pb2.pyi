@@ -58,7 +58,7 @@ class Route(_message.Message):
     def __init__(self, decode_node: _Optional[str] = ..., prefill_nodes: _Optional[_Iterable[str]] = ..., local_allowed: _Optional[bool] = ...) -> None: ...
 
 class NodeRequest(_message.Message):
-    __slots__ = ("request_id", "attempt", "token_ids", "prompt_len", "choices", "sampling", "route", "cache_salt")
+    __slots__ = ("request_id", "attempt", "token_ids", "prompt_len", "choices", "sampling", "route", "cache_salt", "traceparent")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -67,6 +67,7 @@ class NodeRequest(_message.Message):
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     ROUTE_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     attempt: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -75,7 +76,8 @@ class NodeRequest(_message.Message):
     sampling: NodeSampling
     route: Route
     cache_salt: bytes
-    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., prompt_len: _Optional[int] = ..., choices: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[NodeSampling, _Mapping]] = ..., route: _Optional[_Union[Route, _Mapping]] = ..., cache_salt: _Optional[bytes] = ...) -> None: ...
+    traceparent: str
+    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., prompt_len: _Optional[int] = ..., choices: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[NodeSampling, _Mapping]] = ..., route: _Optional[_Union[Route, _Mapping]] = ..., cache_salt: _Optional[bytes] = ..., traceparent: _Optional[str] = ...) -> None: ...
 
 class NodeSampling(_message.Message):
     __slots__ = ("max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias_ids", "logit_bias_values", "seed", "stop_token_ids", "ignore_eos", "logprobs")
@@ -180,7 +182,7 @@ class Heartbeat(_message.Message):
     def __init__(self) -> None: ...
 
 class NodeWelcome(_message.Message):
-    __slots__ = ("node", "role", "incarnation", "protocol_version", "model_fingerprint", "max_model_len", "ranks")
+    __slots__ = ("node", "role", "incarnation", "protocol_version", "model_fingerprint", "max_model_len", "ranks", "metrics_address", "transport")
     NODE_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -188,6 +190,8 @@ class NodeWelcome(_message.Message):
     MODEL_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
     RANKS_FIELD_NUMBER: _ClassVar[int]
+    METRICS_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    TRANSPORT_FIELD_NUMBER: _ClassVar[int]
     node: str
     role: str
     incarnation: str
@@ -195,7 +199,9 @@ class NodeWelcome(_message.Message):
     model_fingerprint: str
     max_model_len: int
     ranks: _containers.RepeatedCompositeFieldContainer[RankInfo]
-    def __init__(self, node: _Optional[str] = ..., role: _Optional[str] = ..., incarnation: _Optional[str] = ..., protocol_version: _Optional[int] = ..., model_fingerprint: _Optional[str] = ..., max_model_len: _Optional[int] = ..., ranks: _Optional[_Iterable[_Union[RankInfo, _Mapping]]] = ...) -> None: ...
+    metrics_address: str
+    transport: str
+    def __init__(self, node: _Optional[str] = ..., role: _Optional[str] = ..., incarnation: _Optional[str] = ..., protocol_version: _Optional[int] = ..., model_fingerprint: _Optional[str] = ..., max_model_len: _Optional[int] = ..., ranks: _Optional[_Iterable[_Union[RankInfo, _Mapping]]] = ..., metrics_address: _Optional[str] = ..., transport: _Optional[str] = ...) -> None: ...
 
 class RankInfo(_message.Message):
     __slots__ = ("rank", "pid", "host")
@@ -374,7 +380,7 @@ class HandoffKey(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., leg: _Optional[int] = ...) -> None: ...
 
 class PrefillTask(_message.Message):
-    __slots__ = ("handoff", "token_ids", "prompt_len", "choices", "sampling", "start", "cache_salt")
+    __slots__ = ("handoff", "token_ids", "prompt_len", "choices", "sampling", "start", "cache_salt", "traceparent")
     HANDOFF_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LEN_FIELD_NUMBER: _ClassVar[int]
@@ -382,6 +388,7 @@ class PrefillTask(_message.Message):
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     handoff: HandoffKey
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     prompt_len: int
@@ -389,7 +396,8 @@ class PrefillTask(_message.Message):
     sampling: NodeSampling
     start: int
     cache_salt: bytes
-    def __init__(self, handoff: _Optional[_Union[HandoffKey, _Mapping]] = ..., token_ids: _Optional[_Iterable[int]] = ..., prompt_len: _Optional[int] = ..., choices: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[NodeSampling, _Mapping]] = ..., start: _Optional[int] = ..., cache_salt: _Optional[bytes] = ...) -> None: ...
+    traceparent: str
+    def __init__(self, handoff: _Optional[_Union[HandoffKey, _Mapping]] = ..., token_ids: _Optional[_Iterable[int]] = ..., prompt_len: _Optional[int] = ..., choices: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[NodeSampling, _Mapping]] = ..., start: _Optional[int] = ..., cache_salt: _Optional[bytes] = ..., traceparent: _Optional[str] = ...) -> None: ...
 
 class PrefillOutputs(_message.Message):
     __slots__ = ("first_tokens", "failures")
