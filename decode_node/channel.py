@@ -9,8 +9,6 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 
-import grpc
-
 from decode_node.node import DecodeNode
 from kv_transfer.commands import Peer
 from pdserve.core.errors import HandshakeError, NodeLostError
@@ -19,7 +17,8 @@ from pdserve.core.request import HandoffId
 from pdserve.engine.sequence import Sequence
 from pdserve.rank.handshake import check_record
 from pdserve.rpc import convert
-from pdserve.rpc.session import CHANNEL_OPTIONS, Outbox, listen
+from pdserve.rpc.network import Network
+from pdserve.rpc.session import Outbox, listen
 from pdserve.rpc.v1 import session_pb2, session_pb2_grpc
 
 logger = logging.getLogger(__name__)
@@ -66,11 +65,13 @@ class PrefillChannel:
         record: session_pb2.CompatibilityRecord,
         address: NodeAddress,
         silence_s: float,
+        network: Network,
     ) -> None:
         self._node = node
         self._record = record
         self._address = address
         self._silence_s = silence_s
+        self._network = network
         self._problem: str | None = None  # why it was not connected the last time
 
     async def run(self) -> None:
@@ -86,7 +87,7 @@ class PrefillChannel:
         """One session from hello to its end; True if it had connected."""
         outbox: Outbox[session_pb2.PrefillRequest] = Outbox(idle_message=HEARTBEAT)
         outbox.put(session_pb2.PrefillRequest(hello=self._record))
-        async with grpc.aio.insecure_channel(self._address.address, CHANNEL_OPTIONS) as channel:
+        async with self._network.channel(self._address.address) as channel:
             call = session_pb2_grpc.PrefillNodeStub(channel).Session(aiter(outbox))
             heard = listen(aiter(call), peer=self._address.name, silence_s=self._silence_s)
             async with aclosing(heard) as messages:

@@ -18,6 +18,7 @@ from pdserve.rank.handshake import check_hello, make_record
 from pdserve.rank.ranks import Ranks
 from pdserve.rank.running_node import STATUS_PERIOD_S, RunningNode, make_welcome, start_server
 from pdserve.rank.step_meter import StepMeter
+from pdserve.rpc.network import GrpcNetwork, Network
 from pdserve.rpc.session import DEFAULT_SILENCE_S, Outbox, listen
 from pdserve.rpc.v1 import session_pb2, session_pb2_grpc
 
@@ -33,11 +34,13 @@ class RunningDecodeNode:
         node: DecodeNode,
         record: session_pb2.CompatibilityRecord,
         silence_s: float,
+        network: Network,
     ) -> None:
         self.node = node
         self._running = running
         self._record = record
         self._silence_s = silence_s
+        self._network = network
         self._channels: dict[NodeAddress, asyncio.Task[None]] = {}
 
     @property
@@ -54,7 +57,9 @@ class RunningDecodeNode:
             self._channels.pop(address).cancel()
         for address in addresses:
             if address not in self._channels:
-                channel = PrefillChannel(self.node, self._record, address, self._silence_s)
+                channel = PrefillChannel(
+                    self.node, self._record, address, self._silence_s, self._network
+                )
                 task = self._running.run(channel.run(), f"channel to {address.name}")
                 self._channels[address] = task
 
@@ -69,6 +74,7 @@ async def start_decode_node(
     *,
     silence_s: float = DEFAULT_SILENCE_S,
     meter: StepMeter | None = None,
+    network: Network | None = None,
 ) -> RunningDecodeNode:
     """Start serving with ranks that are ready. Raises ConfigError if no port is free.
 
@@ -81,10 +87,11 @@ async def start_decode_node(
     def register(server: grpc.aio.Server) -> None:
         session_pb2_grpc.add_DecodeNodeServicer_to_server(servicer, server)
 
-    server, address = await start_server(spec, register)
+    network = network or GrpcNetwork()
+    server, address = await start_server(spec, network, register)
     running = RunningNode(address, server, node, ranks)
     running.run(servicer.run_status(), "status")
-    return RunningDecodeNode(running, node, make_record(spec, ranks), silence_s)
+    return RunningDecodeNode(running, node, make_record(spec, ranks), silence_s, network)
 
 
 class _Servicer(session_pb2_grpc.DecodeNodeServicer):

@@ -16,6 +16,7 @@ from pdserve.rank.ranks import Ranks
 from pdserve.rank.running_node import STATUS_PERIOD_S, RunningNode, make_welcome, start_server
 from pdserve.rank.step_meter import StepMeter
 from pdserve.rpc import convert
+from pdserve.rpc.network import GrpcNetwork, Network
 from pdserve.rpc.session import DEFAULT_SILENCE_S, Outbox, listen
 from pdserve.rpc.v1 import session_pb2, session_pb2_grpc
 from prefill_node.node import PrefillNode
@@ -31,6 +32,7 @@ async def start_prefill_node(
     *,
     silence_s: float = DEFAULT_SILENCE_S,
     meter: StepMeter | None = None,
+    network: Network | None = None,
 ) -> RunningNode:
     """Start serving with ranks that are ready. Raises ConfigError if no port is free.
 
@@ -43,7 +45,7 @@ async def start_prefill_node(
     def register(server: grpc.aio.Server) -> None:
         session_pb2_grpc.add_PrefillNodeServicer_to_server(servicer, server)
 
-    server, address = await start_server(spec, register)
+    server, address = await start_server(spec, network or GrpcNetwork(), register)
     running = RunningNode(address, server, node, ranks)
     running.run(servicer.run_status(), "status")
     return running

@@ -21,8 +21,8 @@ from pdserve.core.failures import duty_blamed
 from pdserve.core.node import NodeAddress, Role
 from pdserve.core.request import Request, RequestKey
 from pdserve.rpc.convert import request_to_proto
+from pdserve.rpc.network import GrpcNetwork, Network
 from pdserve.rpc.session import (
-    CHANNEL_OPTIONS,
     DEFAULT_SILENCE_S,
     PROTOCOL_VERSION,
     Outbox,
@@ -50,6 +50,7 @@ class Channels:
         model_fingerprint: str,
         silence_s: float = DEFAULT_SILENCE_S,
         clock: Clock | None = None,
+        network: Network | None = None,
     ) -> None:
         self.news: asyncio.Queue[News] = asyncio.Queue()
         self._left_paired: set[Role] = set()  # roles of nodes that were paired and left
@@ -60,6 +61,7 @@ class Channels:
         )
         self._silence_s = silence_s
         self._clock = clock or MonotonicClock()
+        self._network = network or GrpcNetwork()
         self._draining: frozenset[str] = frozenset()
         self._session_numbers = itertools.count(1)
         self._channels: dict[str, _NodeChannel] = {}
@@ -85,6 +87,7 @@ class Channels:
                     self._session_numbers,
                     self._silence_s,
                     self._clock,
+                    self._network,
                 )
 
     def set_draining(self, names: Iterable[str]) -> None:
@@ -158,6 +161,7 @@ class _NodeChannel:
         session_numbers: Iterator[int],
         silence_s: float,
         clock: Clock,
+        network: Network,
     ) -> None:
         self.breaker = Breaker()  # of this incarnation
         self.view = NodeView(
@@ -174,6 +178,7 @@ class _NodeChannel:
         self._session_numbers = session_numbers
         self._silence_s = silence_s
         self._clock = clock
+        self._network = network
         self._outbox = _new_outbox()
         self._task = asyncio.create_task(self._run(), name=f"session with {address.name}")
 
@@ -210,7 +215,7 @@ class _NodeChannel:
         """One session from its beginning to its end."""
         address = self.view.address
         # A channel of its own each time: gRPC's waits between connection attempts grow to minutes.
-        async with grpc.aio.insecure_channel(address.address, options=CHANNEL_OPTIONS) as channel:
+        async with self._network.channel(address.address) as channel:
             peer = f"{address.name} at {address.address}"
             heard = listen(self._call(channel), peer=peer, silence_s=self._silence_s)
             async with aclosing(heard) as messages:

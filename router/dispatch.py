@@ -8,7 +8,6 @@ token ids and gets token ids.
 
 import asyncio
 import logging
-import uuid
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -75,6 +74,7 @@ class Dispatcher:
         metrics: Metrics,
         limits: LimitsConfig,
         clock: Clock,
+        new_id: Callable[[], str],
     ) -> None:
         self.nodes_changed = asyncio.Event()  # for one reader, who clears it
         self._legs = legs
@@ -82,6 +82,7 @@ class Dispatcher:
         self._metrics = metrics
         self._limits = limits
         self._clock = clock
+        self._new_id = new_id
         self._turns = Turns()
         self._running: dict[str, Running] = {}
         self._parked: dict[RequestKey, _Parked] = {}
@@ -113,7 +114,7 @@ class Dispatcher:
         if self._closing:
             raise NoNodeError("the router is shutting down")
         now_s = self._clock.now_s()
-        by_id = {uuid.uuid4().hex: job for job in jobs}
+        by_id = {self._new_id(): job for job in jobs}
         self._admission.admit(
             {request_id: job.demand for request_id, job in by_id.items()},
             tenant=tenant,

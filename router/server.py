@@ -6,7 +6,7 @@ import logging
 import socket
 import time
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import uvicorn
 
@@ -14,6 +14,7 @@ from pdserve.core.clock import Clock, MonotonicClock
 from pdserve.core.config import RouterConfig
 from pdserve.core.errors import ConfigError
 from pdserve.core.node import NodeAddress, NodeStanding
+from pdserve.rpc.network import GrpcNetwork, Network
 from pdserve.rpc.session import DEFAULT_SILENCE_S
 from pdserve.text.chat_template import ChatTemplate
 from pdserve.text.tokenizer import Tokenizer
@@ -108,7 +109,9 @@ async def start_router(
     Raises ConfigError for an unknown policy or a taken port, ModelFilesError for a damaged
     tokenizer.
     """
-    service = _make_service(spec, clock or MonotonicClock(), silence_s)
+    service = make_service(
+        spec, clock or MonotonicClock(), silence_s, GrpcNetwork(), new_id=_random_id
+    )
     http_socket = _listen(spec.config)
     try:
         grpc_server = await start_grpc_server(service)
@@ -121,13 +124,23 @@ async def start_router(
     return router
 
 
-def _make_service(spec: RouterSpec, clock: Clock, silence_s: float) -> Service:
+def make_service(
+    spec: RouterSpec,
+    clock: Clock,
+    silence_s: float,
+    network: Network,
+    *,
+    new_id: Callable[[], str],
+) -> Service:
+    """All of a router but its faces. ``new_id`` names requests, each like no other."""
     tokenizer = Tokenizer(spec.model_dir)
     limits = spec.config.limits
     channels = Channels(
-        router_id=uuid.uuid4().hex,
+        router_id=new_id(),
         model_fingerprint=spec.model.fingerprint,
         silence_s=silence_s,
+        clock=clock,
+        network=network,
     )
     routing = Routing(
         make_policy(spec.config, prefill_configured=spec.prefill_configured),
@@ -165,10 +178,15 @@ def _make_service(spec: RouterSpec, clock: Clock, silence_s: float) -> Service:
             metrics=metrics,
             limits=limits,
             clock=clock,
+            new_id=new_id,
         ),
         metrics=metrics,
         tenants=Tenants(),
     )
+
+
+def _random_id() -> str:
+    return uuid.uuid4().hex
 
 
 def _listen(config: RouterConfig) -> socket.socket:

@@ -14,7 +14,8 @@ from pdserve.core.errors import ConfigError, InternalError, PdserveError
 from pdserve.core.node import NodeAddress, NodeSpec
 from pdserve.rank.ranks import Ranks
 from pdserve.rank.readiness import Readiness
-from pdserve.rpc.session import CHANNEL_OPTIONS, PROTOCOL_VERSION
+from pdserve.rpc.network import Network
+from pdserve.rpc.session import PROTOCOL_VERSION
 from pdserve.rpc.v1 import session_pb2
 
 logger = logging.getLogger(__name__)
@@ -81,10 +82,10 @@ class RunningNode:
 
 
 async def start_server(
-    spec: NodeSpec, register: Callable[[grpc.aio.Server], None]
+    spec: NodeSpec, network: Network, register: Callable[[grpc.aio.Server], None]
 ) -> tuple[grpc.aio.Server, NodeAddress]:
     """Start a gRPC server on a free port of the configured range. Raises ConfigError if none is."""
-    server = grpc.aio.server(options=CHANNEL_OPTIONS)
+    server = network.server()
     register(server)
     low, high = spec.port_range or (0, 0)
     for port in range(low, high + 1):
