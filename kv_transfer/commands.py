@@ -6,6 +6,7 @@ is the other node's incarnation: a node that was made anew is another peer.
 
     front of P ── ConnectPeer, ClosePeer, PushTokens, CancelSend ──> sender ranks
     front of D ── AcceptPeer, ClosePeer, ExpectHandoff, CancelReceive ──> receiver ranks
+    front of either ── TakeName ──> its ranks, which answer NameTaken
     sender ranks ── PeerConnected, PeerLost,
                     HandoffSent, HandoffFailed, SendDrained ──> front of P
     receiver ranks ── PeerConnected, PeerLost,
@@ -100,8 +101,25 @@ class CancelReceive:
     handoff: HandoffId
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TakeName:
+    """Either side: be another incarnation from now on, which knows no peer and no handoff.
+
+    All that was under way ends. Answered by NameTaken, after the last event of the old one.
+    """
+
+    peer_id: str
+
+
 KvCommand = (
-    ConnectPeer | AcceptPeer | ClosePeer | ExpectHandoff | PushTokens | CancelSend | CancelReceive
+    ConnectPeer
+    | AcceptPeer
+    | ClosePeer
+    | ExpectHandoff
+    | PushTokens
+    | CancelSend
+    | CancelReceive
+    | TakeName
 )
 
 
@@ -165,6 +183,13 @@ class ReceiveDrained:
     handoff: HandoffId
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NameTaken:
+    """This rank is another incarnation's. Nothing of the one before it is told any more."""
+
+    peer_id: str
+
+
 KvEvent = (
     PeerConnected
     | PeerLost
@@ -173,4 +198,5 @@ KvEvent = (
     | HandoffFailed
     | SendDrained
     | ReceiveDrained
+    | NameTaken
 )

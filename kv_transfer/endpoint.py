@@ -11,6 +11,7 @@ has one KV operation at a time. Streams' threads only move messages. The outermo
 import logging
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from queue import Empty, SimpleQueue
 from threading import Lock, Thread
@@ -26,7 +27,9 @@ from kv_transfer.commands import (
     ExpectHandoff,
     KvCommand,
     KvEvent,
+    NameTaken,
     PushTokens,
+    TakeName,
 )
 from kv_transfer.local_rank import LocalRank
 from kv_transfer.pieces import open_pieces
@@ -55,7 +58,8 @@ Inbox = SimpleQueue[StreamEvent | KvCommand | _Stop]
 
 
 class KvEndpoint:
-    """``kv`` is the rank's cache ``[N, Hkv, L, 2, B, D]``, ``peer_id`` the own node's incarnation.
+    """``kv`` is the rank's cache ``[N, Hkv, L, 2, B, D]``, ``peer_id`` the own node's incarnation,
+    until the front says ``TakeName``.
 
     ``open_wire`` is given the queue of stream events; ``partial(GrpcWire, host=…, port_range=…)``
     for another interface than this host's loopback. Raises InternalError if ``kv`` does not fit
@@ -87,7 +91,7 @@ class KvEndpoint:
             device=kv.device,
             turns=Turns(Lock(), Lock()),
         )
-        local = LocalRank(
+        self._local = LocalRank(
             peer_id=peer_id,
             rank=rank,
             layout=layout,
@@ -101,8 +105,8 @@ class KvEndpoint:
             events=self.events,
         )
         self._clock = clock
-        self._sender = Sender(local)
-        self._receiver = Receiver(local)
+        self._sender = Sender(self._local)
+        self._receiver = Receiver(self._local)
         self._tick_s = min(MAX_TICK_S, config.timeout_s / 8)
         self._next_tick_s = clock.now_s() + self._tick_s
         self._thread = Thread(target=self._run, name=f"kv-endpoint-{rank}", daemon=True)
@@ -165,6 +169,8 @@ class KvEndpoint:
                 self._receiver.cancel(item)
             case ConnectPeer() | AcceptPeer() | ClosePeer():
                 self._on_peer(item)
+            case TakeName(peer_id=peer_id):
+                self._take_name(peer_id)
             case event:
                 owner = self._sender if event.stream.is_dialled else self._receiver
                 owner.on(event)
@@ -180,3 +186,12 @@ class KvEndpoint:
                 closed = LinkDownError(f"this node has closed its links with {peer_id}")
                 self._sender.close_peer(peer_id, closed)
                 self._receiver.close_peer(peer_id, closed)
+
+    def _take_name(self, peer_id: str) -> None:
+        """Begin anew as another incarnation, at the same address."""
+        self._sender.close()
+        self._receiver.close()
+        self._local = replace(self._local, peer_id=peer_id)
+        self._sender = Sender(self._local)
+        self._receiver = Receiver(self._local)
+        self.events.put(NameTaken(peer_id=peer_id))

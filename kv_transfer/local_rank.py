@@ -17,7 +17,7 @@ SAME_FRONT = "the front told something else; connect the nodes again"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalRank:
-    """What does not change while the endpoint lives. ``events`` go to the front."""
+    """What does not change while the node is one incarnation. ``events`` go to the front."""
 
     peer_id: str
     rank: int
