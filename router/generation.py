@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pdserve.core.errors import PdserveError
 from pdserve.core.request import FinishReason, TokenLogprobs, TokenOutput
 from pdserve.text.tokenizer import Tokenizer
+from router.best_of import BestOf
 from router.choice_text import ChoiceText, Piece, TextRules
 from router.dispatch import Call, Dispatcher
 from router.inbox import News, RequestOver
@@ -23,6 +24,12 @@ class GenerationRequest:
 
     job: Job
     rules: TextRules
+    best_of: BestOf | None = None  # None: every choice is given
+
+    @property
+    def num_given(self) -> int:
+        """Choices that the client gets."""
+        return self.best_of.num_given if self.best_of else self.job.num_choices
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +73,7 @@ class Generation:
         self._dispatcher = dispatcher
         self._inbox = call.inbox
         self._prompt_tokens = sum(len(request.job.prompt_ids) for request in requests)
+        self._best_of = {prompt: each.best_of for prompt, each in enumerate(requests)}
         self._completion_tokens = 0
         self._texts = {
             (prompt, choice): ChoiceText(tokenizer, request.rules, request.job.prompt_ids)
@@ -104,12 +112,24 @@ class Generation:
                 raise failed
 
     async def collect(self) -> list[Delta]:
-        """Each choice's whole answer, by prompt and choice."""
+        """Each choice's whole answer, by prompt and choice; the best where ``best_of`` is asked."""
         parts: dict[tuple[int, int], list[Delta]] = {}
         async for deltas in self:
             for delta in deltas:
                 parts.setdefault((delta.prompt, delta.choice), []).append(delta)
-        return [_joined(parts[key]) for key in sorted(parts)]
+        answers: dict[int, list[Delta]] = {}
+        for key in sorted(parts):
+            answers.setdefault(key[0], []).append(_joined(parts[key]))
+        return [each for prompt, all_of in answers.items() for each in self._given(prompt, all_of)]
+
+    def _given(self, prompt: int, answers: list[Delta]) -> list[Delta]:
+        best_of = self._best_of[prompt]
+        if best_of is None:
+            return answers
+        best = [answers[i] for i in best_of.choose([each.logprobs for each in answers])]
+        if not best_of.show_logprobs:
+            best = [replace(answer, logprobs=()) for answer in best]
+        return [replace(answer, choice=choice) for choice, answer in enumerate(best)]
 
     def _delta(self, prompt: int, output: TokenOutput) -> Delta | None:
         text = self._texts.get((prompt, output.choice))

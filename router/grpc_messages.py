@@ -35,6 +35,7 @@ def sampling_fields(message: pb.SamplingParams) -> SamplingFields:
         ignore_eos=message.ignore_eos,
         logprobs=message.logprobs if "logprobs" in given else None,
         n=message.n if "n" in given else None,
+        best_of=message.best_of if "best_of" in given else None,
         skip_special_tokens=message.skip_special_tokens if "skip_special_tokens" in given else None,
         include_stop_str_in_output=message.include_stop_str_in_output,
     )

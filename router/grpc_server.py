@@ -17,7 +17,7 @@ from pdserve.core.errors import ConfigError, InvalidRequestError, PdserveError
 from pdserve.rpc.session import CHANNEL_OPTIONS
 from pdserve.rpc.v1 import inference_pb2 as pb
 from pdserve.rpc.v1 import inference_pb2_grpc
-from router.generation import GenerationRequest
+from router.generation import Delta, Generation, GenerationRequest
 from router.grpc_decoding import RefuseUndecodable, fail
 from router.grpc_messages import (
     conversation,
@@ -93,15 +93,16 @@ class _Inference(inference_pb2_grpc.InferenceServicer):
     ) -> AsyncIterator[pb.GenerateResponse]:
         service, arrived_s = self._service, self._service.clock.now_s()
         try:
+            asked = await self._request(request)
             generating = service.generate(
-                [await self._request(request)],
+                [asked],
                 label=clean_label(request.label),
                 authorization=_authorization(context),
                 arrived_s=arrived_s,
             )
             with generating as generation:
                 request_id = generation.request_ids[0]
-                async for deltas in generation:
+                async for deltas in _answers(generation, whole=asked.best_of is not None):
                     for delta in deltas:
                         with self._dropping_stalled():
                             yield delta_message(request_id, delta, service.tokenizer)
@@ -197,6 +198,15 @@ class _Inference(inference_pb2_grpc.InferenceServicer):
                 return await intake.tokenize_chat(chat)
             case _:
                 raise InvalidRequestError("input", "give one of text and chat")
+
+
+async def _answers(generation: Generation, *, whole: bool) -> AsyncIterator[list[Delta]]:
+    """The deltas as they come, or whole answers once all are there."""
+    if whole:
+        yield await generation.collect()
+        return
+    async for deltas in generation:
+        yield deltas
 
 
 def _authorization(context: Context) -> str | None:

@@ -6,13 +6,14 @@ The same for HTTP and gRPC. Knows the tokenizer and the limits, no protocol.
 import asyncio
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pdserve.core.config import LimitsConfig
 from pdserve.core.errors import InvalidRequestError, NeverFitsError, UnknownModelError
 from pdserve.text.chat_template import ChatTemplate
 from pdserve.text.tokenizer import Tokenizer
 from router.admission import fit_max_tokens
+from router.best_of import BestOf
 from router.choice_text import TextRules
 from router.generation import GenerationRequest
 from router.legs import Job
@@ -177,6 +178,9 @@ def _request(
         max_model_len=max_model_len,
     )
     sampling = to_sampling_params(fields, max_tokens=max_tokens, seed=secrets.randbits(SEED_BITS))
+    best_of = _best_of(fields)
+    if best_of is not None and not best_of.show_logprobs:
+        sampling = replace(sampling, logprobs=0)  # the sampled tokens', to choose by
     rules = TextRules(
         stop=tuple(fields.stop),
         include_stop_str_in_output=bool(fields.include_stop_str_in_output),
@@ -187,10 +191,17 @@ def _request(
     job = Job(
         prompt_ids=prompt_ids,
         sampling=sampling,
-        num_choices=fields.n or 1,
+        num_choices=fields.best_of or fields.n or 1,
         priority=priority,
         cache_salt=(fields.cache_salt or "").encode(errors="surrogatepass"),
         ttft_slo_ms=fields.ttft_slo_ms,
         tpot_slo_ms=fields.tpot_slo_ms,
     )
-    return GenerationRequest(job=job, rules=rules)
+    return GenerationRequest(job=job, rules=rules, best_of=best_of)
+
+
+def _best_of(fields: SamplingFields) -> BestOf | None:
+    num_given = fields.n or 1
+    if (fields.best_of or num_given) == num_given:
+        return None
+    return BestOf(num_given=num_given, show_logprobs=fields.logprobs is not None)

@@ -48,6 +48,7 @@ class CompletionFormat:
         }
         self._tokenizer = tokenizer
         self._jobs = [request.job for request in requests]
+        self._num_given = [request.num_given for request in requests]
         self._options = options
         self._text_offsets: dict[int, int] = {}  # of choices that were begun
         self._text_events: dict[int, TextEvents] = {}
@@ -103,7 +104,7 @@ class CompletionFormat:
         return choice
 
     def _index(self, delta: Delta) -> int:
-        return delta.prompt * self._jobs[delta.prompt].num_choices + delta.choice
+        return delta.prompt * self._num_given[delta.prompt] + delta.choice
 
     def _echo(self, prompt_ids: tuple[int, ...]) -> str:
         return self._tokenizer.decode(prompt_ids, skip_special_tokens=True)

@@ -1,7 +1,7 @@
 """The bodies of the OpenAI routes: types only. Values are checked by ``validation.py``.
 
-Types are strict: a text is not a number, true is not 1. Fields that are not known here are let
-through as OpenAI and vLLM do, except those in ``UNSUPPORTED``, which would change the answer.
+Types are strict: a text is not a number, true is not 1. Fields that are not known here are the
+business of ``unknown_fields.py``; those in ``UNSUPPORTED`` are known, and not there.
 """
 
 from typing import Annotated
@@ -10,6 +10,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue
 
 from pdserve.core.errors import InvalidRequestError
 from router.intake import ChatMessage, Conversation
+from router.unknown_fields import check_unknown
 from router.validation import SamplingFields, shown
 
 COMPLETION_MAX_TOKENS = 16  # OpenAI's and vLLM's default for /v1/completions
@@ -19,7 +20,6 @@ UNSUPPORTED: dict[str, tuple[JsonValue, ...]] = {
     "audio": (),
     "allowed_token_ids": (),
     "bad_words": ([],),
-    "best_of": (),  # 1 and n are looked at in `check_supported`
     "chat_template": (),
     "continue_final_message": (False,),
     "documents": ([],),
@@ -80,6 +80,7 @@ class SamplingBody(_Body):
     logit_bias: dict[str, float] | None = None
     seed: int | None = None
     n: int | None = None
+    best_of: int | None = None
     stop: Annotated[list[str] | None, BeforeValidator(_as_list)] = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
@@ -102,10 +103,11 @@ class SamplingBody(_Body):
     def check_supported(self) -> None:
         """Raise InvalidRequestError naming the first field that asks for what is not there."""
         for field, value in (self.model_extra or {}).items():
-            if field == "best_of" and value in (1, self.n):
-                continue
             if value is not None and field in UNSUPPORTED and value not in UNSUPPORTED[field]:
                 raise InvalidRequestError(field, f"got {shown(value)}: this is not supported")
+        check_unknown(self.model_extra or {}, type(self).model_fields.keys() | UNSUPPORTED.keys())
+        if self.stream and (self.best_of or 1) > (self.n or 1):
+            raise InvalidRequestError("best_of", "more than n is allowed only without stream")
         if self.stream_options is not None and not self.stream:
             raise InvalidRequestError("stream_options", "it is allowed only with stream: true")
 
@@ -239,6 +241,7 @@ def _sampling_fields(
         logprobs=logprobs,
         logprobs_field="top_logprobs" if isinstance(body, ChatBody) else "logprobs",
         n=body.n,
+        best_of=body.best_of,
         skip_special_tokens=body.skip_special_tokens,
         include_stop_str_in_output=body.include_stop_str_in_output,
         ttft_slo_ms=body.ttft_slo_ms,

@@ -52,6 +52,7 @@ class SamplingFields:
     logprobs: int | None = None
     logprobs_field: str = "logprobs"
     n: int | None = None
+    best_of: int | None = None
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
     ttft_slo_ms: float | None = None
@@ -80,6 +81,7 @@ def check_sampling(fields: SamplingFields, *, vocab_size: int, max_n: int) -> No
     if fields.logprobs is not None and not 0 <= fields.logprobs <= MAX_LOGPROBS:
         raise _wrong(fields.logprobs_field, fields.logprobs, f"0 to {MAX_LOGPROBS}")
     check_count("n", fields.n, max_n)
+    _check_best_of(fields, max_n)
     check_slo("ttft_slo_ms", fields.ttft_slo_ms)
     check_slo("tpot_slo_ms", fields.tpot_slo_ms)
     check_cache_salt(fields.cache_salt)
@@ -198,6 +200,13 @@ def _check_lengths(fields: SamplingFields) -> None:
         raise _wrong("min_tokens", least, "0 and more")
     if most is not None and least is not None and least > most:
         raise InvalidRequestError("min_tokens", f"got {least}, more than {name} {most}")
+
+
+def _check_best_of(fields: SamplingFields, max_n: int) -> None:
+    check_count("best_of", fields.best_of, max_n)
+    num_given = fields.n or 1
+    if fields.best_of is not None and fields.best_of < num_given:
+        raise InvalidRequestError("best_of", f"got {fields.best_of}, less than n {num_given}")
 
 
 def _check_stop(stop: Sequence[str]) -> None:

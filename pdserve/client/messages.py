@@ -48,6 +48,7 @@ class SamplingOptions(TypedDict, total=False):
     ignore_eos: bool
     logprobs: int
     n: int
+    best_of: int  # make so many answers, give the n likeliest
     skip_special_tokens: bool
     include_stop_str_in_output: bool
 

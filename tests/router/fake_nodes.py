@@ -54,6 +54,7 @@ class FakeSession:
         finish: FinishReason | None = None,
         stop_token_id: int | None = None,
         attempt: int | None = None,
+        logprob: float = -0.5,
     ) -> None:
         """Tokens of one choice; with log-probabilities where the request wants them."""
         output = TokenOutput(
@@ -62,7 +63,7 @@ class FakeSession:
             choice=choice,
             index=index,
             token_ids=tuple(token_ids),
-            logprobs=_logprobs(request, token_ids),
+            logprobs=_logprobs(request, token_ids, logprob),
             finish_reason=finish,
             stop_token_id=stop_token_id,
         )
@@ -351,14 +352,16 @@ class FakePrefillNode(session_pb2_grpc.PrefillNodeServicer):
         await self.gone.wait()
 
 
-def _logprobs(request: Request, token_ids: Sequence[int]) -> tuple[TokenLogprobs, ...]:
+def _logprobs(
+    request: Request, token_ids: Sequence[int], logprob: float
+) -> tuple[TokenLogprobs, ...]:
     wanted = request.sampling.logprobs
     if wanted is None:
         return ()
     return tuple(
         TokenLogprobs(
-            logprob=-0.5,
-            top=tuple((token_id + i, -0.5 - i) for i in range(wanted)),
+            logprob=logprob,
+            top=tuple((token_id + i, logprob - i) for i in range(wanted)),
         )
         for token_id in token_ids
     )

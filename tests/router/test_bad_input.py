@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from pdserve.core.config import LimitsConfig
 from router.openai_schema import UNSUPPORTED, ChatBody, CompletionBody
+from router.unknown_fields import WITHOUT_EFFECT, WITHOUT_EFFECT_IF
 from tests.router.conftest import World, WorldMaker
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -68,7 +69,15 @@ def error_of(response: httpx.Response) -> dict[str, str | None]:
         ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
         ({"stop_token_ids": [10**9]}, "stop_token_ids[0]"),
         ({"min_tokens": 3}, "min_tokens"),
-        ({"best_of": 3}, "best_of"),
+        ({"best_of": 0}, "best_of"),
+        ({"best_of": 17}, "best_of"),
+        ({"best_of": 2, "n": 3}, "best_of"),
+        ({"best_of": 3, "stream": True}, "best_of"),
+        ({"max_token": 3}, "max_token"),
+        ({"made_up": [1]}, "made_up"),
+        ({"messages": []}, "messages"),
+        ({"store": True}, "store"),
+        ({"service_tier": "priority"}, "service_tier"),
         ({"suffix": "end"}, "suffix"),
         ({"use_beam_search": True}, "use_beam_search"),
         ({"guided_json": {}}, "guided_json"),
@@ -179,9 +188,25 @@ async def test_an_unknown_path_is_not_found(world: World, path: str) -> None:
     assert error_of(response)["type"] == "invalid_request_error"
 
 
-@pytest.mark.parametrize("change", [{"user": "me"}, {"metadata": {"a": "b"}}, {"made_up": [1]}])
-async def test_unknown_fields_are_let_through(world: World, change: dict[str, object]) -> None:
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"user": "me", "metadata": {"a": "b"}, "store": False, "service_tier": "auto"},
+        {"made_up": None},
+        dict.fromkeys(WITHOUT_EFFECT, "anything"),
+        *[{field: value} for field, values in WITHOUT_EFFECT_IF.items() for value in values],
+    ],
+)
+async def test_what_changes_no_answer_is_let_through(
+    world: World, change: dict[str, object]
+) -> None:
     assert (await world.complete(max_tokens=1, **change)).status_code == 200
+
+
+async def test_a_slip_of_the_pen_is_told_the_nearest_name(world: World) -> None:
+    answer = await world.complete(max_tokns=1, **{"x" * 1000: 1})
+    assert "did you mean 'max_tokens'?" in str(error_of(answer)["message"])
+    assert len(str(error_of(await world.complete(**{"x" * 1000: 1}))["message"])) < 200
 
 
 @pytest.mark.parametrize(
