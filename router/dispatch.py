@@ -105,6 +105,10 @@ class Dispatcher:
         """What waits at the router, and what it refused."""
         return self._admission.report(self._clock.now_s())
 
+    def blocks_left(self) -> dict[str, int]:
+        """See ``HeadRoom.blocks_left``."""
+        return self._legs.blocks_left()
+
     def start(self, jobs: Sequence[Job], *, label: str, tenant: str, arrived_s: float) -> Call:
         """Take a call's prompts in, all or none. Whatever happens to them comes through the inbox.
 
@@ -243,11 +247,14 @@ class Dispatcher:
             self._close_request(running)
 
     def _deliver(self, running: Running, output: TokenOutput) -> None:
-        num_tokens = len(output.token_ids)
+        num_tokens, now_s = len(output.token_ids), self._clock.now_s()
         if leg := running.legs.get(output.attempt):
             self._legs.output_came(leg, num_tokens)
+        if (last_s := running.last_output_s.get(output.choice)) is not None and num_tokens:
+            self._metrics.gap_seen(now_s - last_s)
+        running.last_output_s[output.choice] = now_s
         if running.first_token_s is None and num_tokens:
-            running.first_token_s = self._clock.now_s()
+            running.first_token_s = now_s
             self._metrics.first_token_came(running.first_token_s - running.arrived_s)
             self._let_in_soon()
         running.num_tokens += num_tokens
@@ -379,9 +386,7 @@ class Dispatcher:
             now_s,
             num_output_tokens=running.num_tokens // running.job.num_choices,
         )
-        self._metrics.request_ended(now_s - running.arrived_s)
-        if running.error is not None:
-            self._metrics.request_failed(running.error.kind)
+        self._metrics.request_ended(running.record(now_s))
         if not self._running:
             self._idle.set()
         running.inbox.put(running.prompt, running.over())

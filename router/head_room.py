@@ -47,6 +47,14 @@ class HeadRoom:
         full = frozenset(view.name for view in ready if not self._takes(view, demand))
         return None if len(full) == len(ready) else full
 
+    def blocks_left(self, views: Iterable[NodeView]) -> dict[str, int]:
+        """Of each decode node that told its state: the blocks that new requests could get."""
+        return {
+            view.name: max(0, int(self._left(self._nodes.get(view.name, _Node()), view.state)))
+            for view in views
+            if view.role is Role.DECODE and view.state is not None
+        }
+
     def place(self, view: NodeView, key: RequestKey, demand: Demand) -> None:
         """The request was sent to the node."""
         if view.state is None:
@@ -84,10 +92,13 @@ class HeadRoom:
             return True
         if state.waiting_for_blocks:
             return False  # what is free is for those
+        return self._left(node, state) >= self._num_blocks(state, demand)
+
+    def _left(self, node: _Node, state: NodeState) -> float:
+        """What is free without what stays empty."""
         told = state.free_blocks - sum(node.fresh.values()) + node.num_back
         room = min(told, state.total_blocks - sum(node.placed.values()))
-        kept_empty = (1 - self._watermark) * state.total_blocks + state.running
-        return room - self._num_blocks(state, demand) >= kept_empty
+        return room - ((1 - self._watermark) * state.total_blocks + state.running)
 
     def _num_blocks(self, state: NodeState, demand: Demand) -> int:
         """What the node will reserve for it at first."""

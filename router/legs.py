@@ -85,6 +85,10 @@ class Legs:
         """See ``HeadRoom.full_nodes``."""
         return self._head_room.full_nodes(self._channels.views(), demand)
 
+    def blocks_left(self) -> dict[str, int]:
+        """See ``HeadRoom.blocks_left``."""
+        return self._head_room.blocks_left(self._channels.views())
+
     def prefill_is_far(self, job: Job, start: StartLeg, avoid: frozenset[str]) -> bool:
         """Whether the prompts ahead of it would take too long, on the node that would prefill it
         now.

@@ -7,7 +7,7 @@ import time
 import uuid
 
 from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse, PlainTextResponse, Response
+from fastapi.responses import JSONResponse, Response
 
 from pdserve.core.errors import InvalidRequestError
 from router.admin_http import add_admin_routes
@@ -18,6 +18,7 @@ from router.http_bodies import add_error_handlers, read_body
 from router.http_generation import GenerationResponse
 from router.http_labels import RequestLabels, label_of
 from router.intake import Conversation
+from router.metrics_http import add_metrics_routes
 from router.openai_chat import ChatFormat, ChatOptions
 from router.openai_completions import CompletionFormat, CompletionOptions
 from router.openai_schema import (
@@ -31,8 +32,6 @@ from router.openai_schema import (
 )
 from router.service import Service, version
 
-METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-
 
 def make_app(service: Service) -> FastAPI:
     """The application that the HTTP server runs."""
@@ -45,6 +44,7 @@ def make_app(service: Service) -> FastAPI:
     _add_operator_routes(app, service)
     add_admin_routes(app, service)
     add_debug_routes(app, service)
+    add_metrics_routes(app, service)
     return app
 
 
@@ -184,13 +184,6 @@ def _add_operator_routes(app: FastAPI, service: Service) -> None:
     @app.get("/admin/status")
     async def status() -> Json:
         return service.status()
-
-    @app.get("/metrics")
-    async def metrics() -> PlainTextResponse:
-        text = service.metrics.expose(
-            service.channels.views(), service.dispatcher.num_running, service.dispatcher.queues()
-        )
-        return PlainTextResponse(text, media_type=METRICS_TYPE)
 
 
 def _answer(

@@ -5,7 +5,7 @@ from what was seen.
 from collections import Counter
 from collections.abc import Iterator
 
-from router.exposition import Histogram, family, head
+from pdserve.telemetry.exposition import NO_LABELS, Histogram, family, histogram_family
 from router.policy import Place
 
 RATIO_BOUNDS = (0.1, 0.25, 0.5, 0.67, 0.8, 0.9, 1.1, 1.25, 1.5, 2.0, 4.0, 10.0)
@@ -45,5 +45,4 @@ class RoutingMetrics:
             ("ttft_seen_over_predicted", "Routing to first token: seen / predicted.", self._ttft),
             ("tpot_seen_over_predicted", "Time between tokens: seen / predicted.", self._tpot),
         ):
-            yield from head(name, "histogram", text)
-            yield from histogram.lines(f"pdserve:{name}")
+            yield from histogram_family(name, text, [(NO_LABELS, histogram)])

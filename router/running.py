@@ -8,6 +8,7 @@ from pdserve.core.timeline import Stage, Timeline
 from router.delivery import Delivery
 from router.inbox import Inbox, RequestOver
 from router.legs import Job, Leg
+from router.record import RequestRecord
 
 NODE_NAME = "router"  # in timelines
 
@@ -30,6 +31,7 @@ class Running:
     latest: Leg | None = None  # the leg that began last
     num_attempts: int = 0
     num_tokens: int = 0
+    last_output_s: dict[int, float] = field(default_factory=dict)  # of each choice that goes on
     timeline: Timeline | None = None
     cached_tokens: int = 0  # of the prompt, when its first leg read it
     error: PdserveError | None = None
@@ -49,6 +51,22 @@ class Running:
             explain=self._explain(),
             num_attempts=self.num_attempts,
             cached_tokens=self.cached_tokens,
+        )
+
+    def record(self, now_s: float) -> RequestRecord:
+        """How it went, once it is over."""
+        return RequestRecord(
+            request_id=self.request_id,
+            arrived_s=self.arrived_s,
+            ended_s=now_s,
+            first_token_s=self.first_token_s,
+            num_prompt_tokens=len(self.job.prompt_ids),
+            num_output_tokens=self.num_tokens,
+            num_choices=self.job.num_choices,
+            num_attempts=self.num_attempts,
+            planned=self.latest.plan.route if self.latest else None,
+            timeline=self._whole_timeline(),
+            error=self.error.kind if self.error else None,
         )
 
     def summary(self, now_s: float) -> str:

@@ -11,6 +11,17 @@ from dataclasses import dataclass
 
 from pdserve.core.request import RouteTaken
 
+STAGE_NAMES = (
+    "admission",
+    "router_queue",
+    "reserve",
+    "prefill_queue",
+    "prefill",
+    "transfer",
+    "decode_queue",
+    "first_decode",
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
