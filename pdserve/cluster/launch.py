@@ -18,6 +18,7 @@ from pathlib import Path
 
 from pdserve.cluster.addresses import callable_address, host_address, settled_ports
 from pdserve.cluster.front import RouterAddress
+from pdserve.cluster.host_check import RayLookout, Wanted, check_hosts, hosts_for
 from pdserve.cluster.incarnation import shared_dir
 from pdserve.cluster.process_log import log_dir, prints_to_file
 from pdserve.cluster.ray_launcher import RayLauncher
@@ -28,8 +29,10 @@ from pdserve.cluster.run_file import Claim, RunRecord, claim, run_folder
 from pdserve.cluster.signal_watch import SignalWatch
 from pdserve.cluster.site import Site
 from pdserve.cluster.supervisor import Backoff, Supervisor
+from pdserve.cluster.version import version
 from pdserve.core.clock import MonotonicClock
 from pdserve.core.config import ClusterConfig
+from pdserve.core.model_identity import ModelIdentity, check_weights_are_there, identity_of
 from pdserve.core.model_spec import read_model_spec
 from pdserve.models.fetch import locate
 
@@ -60,6 +63,7 @@ def opened_site(
     with ExitStack() as undo:
         config = replace(config, router=settled_ports(config.router))
         model_dir = locate(config.model.source)
+        identity = _identity(config, model_dir)
         planned = resolve(config, read_model_spec(model_dir), _known_hardware(config))
         say("model", _describe_model(planned, model_dir))
         held = claim(run_folder(), name)
@@ -74,9 +78,12 @@ def opened_site(
         began_s = time.monotonic()
         hardware = undo.enter_context(_ray(planned, Path(record.leftovers[0]), watch))
         say("ray", f"{_describe_ray(config, hardware)} ({time.monotonic() - began_s:.1f} s)")
+        cluster = resolve(config, planned.model, hardware)
+        _check_hosts(cluster, hardware, model_dir, identity)
         site = Site(
-            cluster=resolve(config, planned.model, hardware),
+            cluster=cluster,
             model_dir=model_dir,
+            model_identity=identity,
             run_token=record.run_token,
             log_folder=held.name,
             admin_token=record.admin_token,
@@ -133,6 +140,23 @@ async def start_cluster(opened: OpenedSite, say: Say) -> Cluster:
         )
     )
     return Cluster(supervisor, router)
+
+
+def _identity(config: ClusterConfig, model_dir: Path) -> ModelIdentity:
+    """What all ranks have to find. Where weights are random, files of them do not matter."""
+    identity = identity_of(model_dir)
+    if config.model.load_format == "dummy":
+        return replace(identity, weights=())
+    check_weights_are_there(model_dir)
+    return identity
+
+
+def _check_hosts(
+    cluster: ResolvedCluster, hardware: Hardware, model_dir: Path, identity: ModelIdentity
+) -> None:
+    hosts = hosts_for(cluster.nodes, hardware.hosts)
+    wanted = Wanted(model_dir=model_dir, identity=identity, version=version())
+    check_hosts(hosts, wanted, RayLookout(), cluster.config.model.source)
 
 
 def _known_hardware(config: ClusterConfig) -> Hardware:

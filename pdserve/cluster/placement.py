@@ -21,6 +21,7 @@ from pdserve.cluster.resolve import FRONT_CPUS, ROUTER_CPUS, NodePlan
 # Every process is watched by the supervisor, which ends and remakes nodes whole.
 ACTOR_OPTIONS = {"max_restarts": 0, "max_task_retries": 0}
 _LEAST_CPUS = 0.001  # a bundle may not be empty
+_LEAST_SHARE = 0.001  # of a resource that only says which hosts will do
 
 
 def rank_resources(plan: NodePlan) -> dict[str, float]:
@@ -32,7 +33,10 @@ def rank_resources(plan: NodePlan) -> dict[str, float]:
 
 def bundles(plan: NodePlan) -> list[dict[str, float]]:
     """The placement group of one node: the front, then its ranks."""
-    return [{"CPU": FRONT_CPUS}, *[rank_resources(plan)] * plan.pool.tensor_parallel_size]
+    front = {"CPU": FRONT_CPUS}
+    if plan.pool.host_resource is not None:
+        front[plan.pool.host_resource] = _LEAST_SHARE
+    return [front, *[rank_resources(plan)] * plan.pool.tensor_parallel_size]
 
 
 def place(plan: NodePlan) -> PlacementGroup:

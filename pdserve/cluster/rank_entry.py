@@ -1,7 +1,12 @@
 """One rank of an incarnation in its process. Imports the engine, and with it torch."""
 
+import socket
+
 from pdserve.cluster.addresses import host_address
 from pdserve.cluster.incarnation import Incarnation
+from pdserve.cluster.site import Site
+from pdserve.core.errors import ModelFilesError
+from pdserve.core.model_identity import check_identity
 from pdserve.engine.engine_config import EngineConfig
 from pdserve.rank.process import run_rank
 from pdserve.rank.spec import RankSpec
@@ -9,7 +14,16 @@ from pdserve.rank.spec import RankSpec
 
 def run_incarnation(incarnation: Incarnation, rank: int, device_index: int | None) -> None:
     """Be rank ``rank`` until the front stops it or is gone. ``device_index``: the GPU Ray gave."""
+    check_model(incarnation.site)
     run_rank(rank_spec(incarnation, rank, device_index))
+
+
+def check_model(site: Site) -> None:
+    """This host may have come after the others were looked at. Raises ModelFilesError."""
+    try:
+        check_identity(site.model_dir, site.model_identity)
+    except ModelFilesError as error:
+        raise ModelFilesError(f"host {socket.gethostname()}: {error}") from error
 
 
 def rank_spec(incarnation: Incarnation, rank: int, device_index: int | None) -> RankSpec:

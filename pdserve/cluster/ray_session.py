@@ -19,7 +19,7 @@ from typing import Any
 
 import ray
 
-from pdserve.cluster.resolve import Hardware
+from pdserve.cluster.resolve import Hardware, Host
 from pdserve.cluster.signal_watch import SignalWatch
 from pdserve.cluster.signals import SIGNALS
 from pdserve.core.errors import ConfigError
@@ -42,7 +42,7 @@ def private_ray(num_cpus: float, temp_dir: Path, watch: SignalWatch) -> Iterator
             _temp_dir=str(temp_dir),
         )
     try:
-        yield replace(_hardware(), num_cpus=None)  # as many as were asked for
+        yield replace(_hardware(), num_cpus=None, hosts=())  # CPUs: as many as were asked for
     finally:
         ray.shutdown()
 
@@ -120,9 +120,19 @@ def _init(watch: SignalWatch, **options: Any) -> None:  # noqa: ANN401  (Ray's o
 
 def _hardware() -> Hardware:
     resources = ray.cluster_resources()  # type: ignore[no-untyped-call]
-    nodes = ray.nodes()  # type: ignore[no-untyped-call]
+    alive = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
     return Hardware(
         num_cpus=resources.get("CPU", 0),
         num_gpus=resources.get("GPU", 0),
-        num_hosts=sum(node["Alive"] for node in nodes),
+        num_hosts=len(alive),
+        hosts=tuple(map(_host, alive)),
+    )
+
+
+def _host(node: dict[str, Any]) -> Host:
+    return Host(
+        node_id=node["NodeID"],
+        name=node["NodeManagerHostname"],
+        address=node["NodeManagerAddress"],
+        resources=tuple(sorted(node["Resources"].items())),
     )

@@ -23,6 +23,19 @@ GIB = 1 << 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """A host of a Ray cluster."""
+
+    node_id: str  # Ray's
+    name: str
+    address: str
+    resources: tuple[tuple[str, float], ...]  # all that it offers, used or not
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.address})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Hardware:
     """What Ray has to give. None: as many as are asked for (logical CPUs of a private Ray)."""
 
@@ -30,6 +43,7 @@ class Hardware:
     num_gpus: float
     num_hosts: int = 1
     memory_bytes: int | None = None  # of the one host that there is
+    hosts: tuple[Host, ...] = ()  # of a Ray cluster that was joined
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +85,7 @@ class ResolvedCluster:
             kv_transfer=config.kv_transfer,
             transport=self.transport,
             depth=DEPTH[plan.device],
+            observability=config.observability,
         )
 
 
@@ -84,6 +99,7 @@ def resolve(config: ClusterConfig, model: ModelSpec, hardware: Hardware) -> Reso
         _check_shares(config, plan, model)
         _check_backend(plan)
     _check_fits(nodes, hardware)
+    _check_host_resources(config, hardware)
     _check_memory(nodes, hardware)
     _check_reachable(config, hardware)
     _check_local_prefill(config)
@@ -189,6 +205,24 @@ def _check_fits(nodes: tuple[NodePlan, ...], hardware: Hardware) -> None:
             f"{FRONT_CPUS:g}, the router {ROUTER_CPUS:g}), but the Ray cluster has "
             f"{hardware.num_cpus:g}"
         )
+
+
+def _check_host_resources(config: ClusterConfig, hardware: Hardware) -> None:
+    for section, pool in (("prefill", config.prefill), ("decode", config.decode)):
+        wanted = pool.host_resource
+        if wanted is None or not pool.replicas:
+            continue
+        if config.ray.address == "local":
+            raise ConfigError(
+                f"{section}.host_resource: {wanted!r} is to choose hosts of a Ray cluster, but "
+                "ray.address is local"
+            )
+        offered = {name for host in hardware.hosts for name, _ in host.resources}
+        if hardware.hosts and wanted not in offered:
+            raise ConfigError(
+                f"{section}.host_resource: no host of the Ray cluster offers {wanted!r} (as by "
+                f"`ray start --resources`); they offer {', '.join(sorted(offered))}"
+            )
 
 
 def _check_reachable(config: ClusterConfig, hardware: Hardware) -> None:

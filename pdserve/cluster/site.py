@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pdserve.cluster.resolve import ResolvedCluster
+from pdserve.core.model_identity import ModelIdentity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -12,6 +13,7 @@ class Site:
 
     cluster: ResolvedCluster
     model_dir: Path
+    model_identity: ModelIdentity  # of what is in it, on every host
     run_token: str
     log_folder: str  # below each host's log directory
     admin_token: str  # who has it may give orders

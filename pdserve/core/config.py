@@ -100,6 +100,7 @@ class PrefillConfig:
     replicas: int = 1  # nodes; 0: decode nodes prefill locally
     tensor_parallel_size: int = 1
     resources: ResourcesConfig = field(default_factory=ResourcesConfig)
+    host_resource: str | None = None  # a Ray resource that a node's host has to offer
     device: str = "auto"  # auto: cuda where ranks have GPUs, else cpu
     num_threads: int = 1  # compute threads of each rank on a CPU
     max_num_batched_tokens: int = 256  # prompt tokens of one step; nothing of it is freed sooner
@@ -122,6 +123,7 @@ class DecodeConfig:
     replicas: int = 1
     tensor_parallel_size: int = 1
     resources: ResourcesConfig = field(default_factory=ResourcesConfig)
+    host_resource: str | None = None
     device: str = "auto"
     num_threads: int = 1
     max_num_batched_tokens: int = (

@@ -4,13 +4,13 @@ Reads files, holds no weights. Which architectures can be run is the engine's bu
 (``pdserve/engine/model``); here every Hugging Face causal LM config with the usual keys is read.
 """
 
-import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pdserve.core.errors import ModelFilesError
+from pdserve.core.model_identity import identity_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,9 +50,7 @@ class ModelSpec:
     mlp_bias: bool
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
-    fingerprint: (
-        str  # hex; equal only for the same config and the same weight files' names and sizes
-    )
+    fingerprint: str  # of the model's identity
 
 
 def read_model_spec(directory: Path) -> ModelSpec:
@@ -93,7 +91,7 @@ def _parse(config: dict[str, Any], directory: Path) -> ModelSpec:
         mlp_bias=bool(config.get("mlp_bias", False)),
         bos_token_id=config.get("bos_token_id"),
         eos_token_ids=_eos_token_ids(config, directory),
-        fingerprint=_fingerprint(config, directory),
+        fingerprint=identity_of(directory).fingerprint,
     )
 
 
@@ -133,13 +131,6 @@ def _eos_token_ids(config: dict[str, Any], directory: Path) -> tuple[int, ...]:
             if token_id is not None and token_id not in ids:
                 ids.append(int(token_id))
     return tuple(ids)
-
-
-def _fingerprint(config: dict[str, Any], directory: Path) -> str:
-    digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode())
-    for path in sorted(directory.glob("*.safetensors")):
-        digest.update(f"{path.name}:{path.stat().st_size}".encode())
-    return digest.hexdigest()[:16]
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -16,9 +16,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from pdserve.core.errors import ModelFilesError
+from pdserve.core.model_identity import INDEX_FILE, SINGLE_FILE
 
-SINGLE_FILE = "model.safetensors"
-INDEX_FILE = "model.safetensors.index.json"
 NUM_SHOWN = 5  # names in an error
 
 

@@ -26,3 +26,9 @@ def test_a_node_is_one_bundle_for_the_front_and_one_for_each_rank(
     pool = DecodeConfig(tensor_parallel_size=num_ranks, resources=ResourcesConfig(**resources))
     plan = NodePlan(name="decode-0", role=Role.DECODE, device="cpu", pool=pool)
     assert bundles(plan) == expected
+
+
+def test_a_node_is_bound_to_hosts_that_offer_a_resource_by_a_crumb_of_it() -> None:
+    pool = DecodeConfig(tensor_parallel_size=2, host_resource="h200")
+    plan = NodePlan(name="decode-0", role=Role.DECODE, device="cpu", pool=pool)
+    assert bundles(plan) == [{"CPU": 1.0, "h200": 0.001}, {"CPU": 1.0}, {"CPU": 1.0}]

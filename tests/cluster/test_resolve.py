@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pdserve.cluster.resolve import Hardware, ResolvedCluster, cpus_needed, resolve
+from pdserve.cluster.resolve import Hardware, Host, ResolvedCluster, cpus_needed, resolve
 from pdserve.core.config_file import parse_config
 from pdserve.core.errors import ConfigError
 from pdserve.core.model_spec import ModelSpec, RopeSpec
@@ -134,3 +134,22 @@ def test_loopback_is_refused_where_there_are_several_hosts() -> None:
         resolved({}, hosts)
     resolved({"network": {"interface": "eth0"}}, hosts)
     resolved({"network": {"host": "10.1.2.3"}}, hosts)
+
+
+def a_host(*resources: str) -> Host:
+    offered = tuple((name, 8.0) for name in ("CPU", *resources))
+    return Host(node_id="n", name="n", address="10.0.0.1", resources=offered)
+
+
+def test_a_host_resource_that_no_host_offers_is_refused_with_those_that_there_are() -> None:
+    hosts = Hardware(num_cpus=64, num_gpus=0, hosts=(a_host("h100"), a_host("h200")))
+    data = {"ray": {"address": "auto"}, "decode": {"host_resource": "h300"}}
+    with pytest.raises(ConfigError, match=r"decode\.host_resource: .*'h300'.*CPU, h100, h200"):
+        resolved(data, hosts)
+    data["decode"] = {"host_resource": "h200"}
+    assert resolved(data, hosts).nodes[-1].pool.host_resource == "h200"
+
+
+def test_a_private_ray_has_no_hosts_to_choose_among() -> None:
+    with pytest.raises(ConfigError, match=r"prefill\.host_resource: .*ray\.address is local"):
+        resolved({"prefill": {"host_resource": "h200"}})
