@@ -9,12 +9,15 @@ from typing import Protocol
 
 from pydantic_core import to_json
 
+from pdserve.core.errors import PdserveError
 from pdserve.core.timeline import Timeline
 from router.generation import Delta, Generation, Usage
+from router.http_bodies import error_object
 from router.inbox import RequestOver
 
 Json = dict[str, object]
 
+DONE = b"data: [DONE]\n\n"
 LEAST_LOGPROB = -9999.0  # JSON has no infinity; OpenAI and vLLM use this for it
 
 
@@ -32,14 +35,28 @@ class AnswerFormat(Protocol):
         """What a delta is in a stream: server-sent events, or nothing."""
         ...
 
-    def last_event(self, generation: Generation) -> Json | None:
-        """What comes after all deltas, if anything."""
+    def ending(self, generation: Generation) -> bytes:
+        """What comes after all deltas of a stream."""
+        ...
+
+    def failure(self, error: PdserveError) -> bytes:
+        """How a stream ends that was begun and failed."""
         ...
 
 
 def event_bytes(item: Json) -> bytes:
     """One server-sent event."""
     return b"data: " + to_json(item) + b"\n\n"
+
+
+def ending_bytes(last: Json | None) -> bytes:
+    """How a stream of completions or chats ends; ``last`` comes after all deltas, if anything."""
+    return (event_bytes(last) if last else b"") + DONE
+
+
+def failure_bytes(error: PdserveError) -> bytes:
+    """The last event of such a stream that failed."""
+    return event_bytes(error_object(error))
 
 
 class TextEvents:

@@ -6,16 +6,20 @@ connection, ends the other.
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 
+from fastapi import Request
 from fastapi.responses import Response
 from pydantic_core import to_json
 from starlette.types import Message, Receive, Scope, Send
 
 from pdserve.core.errors import PdserveError
-from router.answer_format import AnswerFormat, event_bytes
-from router.generation import Delta, Generation
-from router.http_bodies import error_object, error_response
+from router.answer_format import AnswerFormat
+from router.generation import Delta, Generation, GenerationRequest
+from router.http_bodies import error_response
+from router.http_labels import label_of
+from router.service import Service
 from router.stall import StallWatch
 
 STREAM_HEADERS = [
@@ -23,7 +27,6 @@ STREAM_HEADERS = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),  # proxies pass each event on at once
 ]
-DONE = b"data: [DONE]\n\n"
 
 logger = logging.getLogger(__name__)
 
@@ -88,16 +91,40 @@ class GenerationResponse(Response):
             async for more in deltas:
                 if events := self._events(more):
                     await send(_body(events))
-            last = self._format.last_event(generation)
-            end = (event_bytes(last) if last else b"") + DONE
+            end = self._format.ending(generation)
         except PdserveError as error:
-            end = event_bytes(error_object(error))
+            end = self._format.failure(error)
         await send(_body(end, more=False))
 
     def _events(self, deltas: list[Delta]) -> bytes:
         if len(deltas) == 1:
             return self._format.events(deltas[0])
         return b"".join(map(self._format.events, deltas))
+
+
+def answer(
+    service: Service,
+    request: Request,
+    requests: Sequence[GenerationRequest],
+    answer_format: AnswerFormat,
+    arrived_s: float,
+) -> GenerationResponse:
+    """What a generating route returns."""
+    return GenerationResponse(
+        service.generate(
+            requests,
+            label=label_of(request.scope),
+            authorization=request.headers.get("authorization"),
+            arrived_s=arrived_s,
+        ),
+        answer_format,
+        stall_s=service.spec.config.limits.client_stall_s,
+    )
+
+
+def timeline_wanted(request: Request, field: bool | None) -> bool:
+    """By the body's field, or by the header."""
+    return bool(field) or request.headers.get("x-pdserve-timeline") == "1"
 
 
 def _body(data: bytes, *, more: bool = True) -> Message:

@@ -48,6 +48,8 @@ class Conversation:
     add_special_tokens: bool = False  # templates write their own
     add_generation_prompt: bool = True
     template_variables: Mapping[str, object] | None = None
+    instructions: str | None = None  # a system's message before the others
+    field: str = "messages"  # what the API calls them
 
 
 class Intake:
@@ -111,10 +113,12 @@ class Intake:
         """The one request of a conversation."""
         rank = check_priority(priority)
         check_sampling(fields, vocab_size=self._vocab_size, max_n=self._limits.max_n)
+        field = conversation.field
+        self._check_text("instructions", conversation.instructions or "", max_model_len)
         for i, message in enumerate(conversation.messages):
-            self._check_text(f"messages[{i}].content", message.content, max_model_len)
+            self._check_text(f"{field}[{i}].content", message.content, max_model_len)
         ids = await self.tokenize_chat(conversation)
-        return _request(ids, fields, None, max_model_len, prompt_field="messages", priority=rank)
+        return _request(ids, fields, None, max_model_len, prompt_field=field, priority=rank)
 
     async def tokenize(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
         """The text's token ids."""
@@ -127,13 +131,15 @@ class Intake:
 
     async def tokenize_chat(self, conversation: Conversation) -> tuple[int, ...]:
         """The conversation's token ids, by the model's chat template."""
-        messages = conversation.messages
+        messages, field = list(conversation.messages), conversation.field
         if not messages:
-            raise InvalidRequestError("messages", "it is empty")
+            raise InvalidRequestError(field, "it is empty")
         for i, message in enumerate(messages):
             if message.role not in ROLES:
                 problem = f"got {shown(message.role)}, allowed are {', '.join(ROLES)}"
-                raise InvalidRequestError(f"messages[{i}].role", problem)
+                raise InvalidRequestError(f"{field}[{i}].role", problem)
+        if conversation.instructions is not None:
+            messages.insert(0, ChatMessage(role="system", content=conversation.instructions))
         text = self._template.render(
             [{"role": _template_role(m.role), "content": m.content} for m in messages],
             add_generation_prompt=conversation.add_generation_prompt,

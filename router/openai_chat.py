@@ -3,11 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pdserve.core.errors import PdserveError
 from pdserve.text.tokenizer import Tokenizer
 from router.answer_format import (
     Json,
     TextEvents,
+    ending_bytes,
     event_bytes,
+    failure_bytes,
     json_logprob,
     timeline_json,
     usage_json,
@@ -73,7 +76,13 @@ class ChatFormat:
             )
         return self._text_events[delta.choice].bytes_of(delta.text)
 
-    def last_event(self, generation: Generation) -> Json | None:
+    def ending(self, generation: Generation) -> bytes:
+        return ending_bytes(self._last_event(generation))
+
+    def failure(self, error: PdserveError) -> bytes:
+        return failure_bytes(error)
+
+    def _last_event(self, generation: Generation) -> Json | None:
         extra = self._timeline(generation)
         if self._options.include_usage:
             extra["usage"] = usage_json(generation.usage)

@@ -3,12 +3,15 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from pdserve.core.errors import PdserveError
 from pdserve.core.request import TokenLogprobs
 from pdserve.text.tokenizer import Tokenizer
 from router.answer_format import (
     Json,
     TextEvents,
+    ending_bytes,
     event_bytes,
+    failure_bytes,
     json_logprob,
     timeline_json,
     usage_json,
@@ -75,7 +78,13 @@ class CompletionFormat:
             )
         return self._text_events[index].bytes_of(delta.text)
 
-    def last_event(self, generation: Generation) -> Json | None:
+    def ending(self, generation: Generation) -> bytes:
+        return ending_bytes(self._last_event(generation))
+
+    def failure(self, error: PdserveError) -> bytes:
+        return failure_bytes(error)
+
+    def _last_event(self, generation: Generation) -> Json | None:
         extra = timeline_json(generation.overs) if self._options.timeline else {}
         if self._options.include_usage:
             extra["usage"] = usage_json(generation.usage)

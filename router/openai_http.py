@@ -13,10 +13,9 @@ from pdserve.core.errors import InvalidRequestError
 from router.admin_http import add_admin_routes
 from router.answer_format import Json
 from router.debug_route import add_debug_routes
-from router.generation import GenerationRequest
 from router.http_bodies import add_error_handlers, read_body
-from router.http_generation import GenerationResponse
-from router.http_labels import RequestLabels, label_of
+from router.http_generation import answer, timeline_wanted
+from router.http_labels import RequestLabels
 from router.intake import Conversation
 from router.metrics_http import add_metrics_routes
 from router.openai_chat import ChatFormat, ChatOptions
@@ -26,10 +25,10 @@ from router.openai_schema import (
     ChatBody,
     CompletionBody,
     DetokenizeBody,
-    SamplingBody,
     TokenizeBody,
     chat_messages,
 )
+from router.responses_http import add_responses_route
 from router.service import Service, version
 
 
@@ -39,6 +38,7 @@ def make_app(service: Service) -> FastAPI:
     app.add_middleware(RequestLabels)
     add_error_handlers(app)
     _add_generating_routes(app, service)
+    add_responses_route(app, service)
     _add_text_routes(app, service)
     _add_model_routes(app, service)
     _add_operator_routes(app, service)
@@ -74,12 +74,12 @@ def _add_generating_routes(app: FastAPI, service: Service) -> None:
             options=CompletionOptions(
                 streamed=bool(body.stream),
                 include_usage=body.include_usage,
-                timeline=_timeline_wanted(request, body),
+                timeline=timeline_wanted(request, body.timeline),
                 token_ids=bool(body.return_token_ids),
                 echo=bool(body.echo),
             ),
         )
-        return _answer(service, request, requests, answer_format, arrived_s)
+        return answer(service, request, requests, answer_format, arrived_s)
 
     @app.post("/v1/chat/completions")
     async def chat_completions(request: Request) -> Response:
@@ -102,11 +102,11 @@ def _add_generating_routes(app: FastAPI, service: Service) -> None:
             options=ChatOptions(
                 streamed=bool(body.stream),
                 include_usage=body.include_usage,
-                timeline=_timeline_wanted(request, body),
+                timeline=timeline_wanted(request, body.timeline),
                 token_ids=bool(body.return_token_ids),
             ),
         )
-        return _answer(service, request, [generation_request], answer_format, arrived_s)
+        return answer(service, request, [generation_request], answer_format, arrived_s)
 
 
 def _add_text_routes(app: FastAPI, service: Service) -> None:
@@ -184,26 +184,3 @@ def _add_operator_routes(app: FastAPI, service: Service) -> None:
     @app.get("/admin/status")
     async def status() -> Json:
         return service.status()
-
-
-def _answer(
-    service: Service,
-    request: Request,
-    requests: list[GenerationRequest],
-    answer_format: CompletionFormat | ChatFormat,
-    arrived_s: float,
-) -> GenerationResponse:
-    return GenerationResponse(
-        service.generate(
-            requests,
-            label=label_of(request.scope),
-            authorization=request.headers.get("authorization"),
-            arrived_s=arrived_s,
-        ),
-        answer_format,
-        stall_s=service.spec.config.limits.client_stall_s,
-    )
-
-
-def _timeline_wanted(request: Request, body: SamplingBody) -> bool:
-    return bool(body.timeline) or request.headers.get("x-pdserve-timeline") == "1"

@@ -100,3 +100,56 @@ async def test_vllms_fields_go_through_extra_body(client: AsyncOpenAI) -> None:
         model="tiny", prompt="Hi", extra_body={"top_k": 3, "return_token_ids": True}
     )
     assert answer.choices[0].to_dict()["token_ids"]
+
+
+async def test_responses(client: AsyncOpenAI) -> None:
+    answer = await client.responses.create(
+        model="tiny", input="Hello", instructions="Be kind", max_output_tokens=100, temperature=0
+    )
+    assert answer.output_text == ANSWER
+    assert (answer.status, answer.instructions) == ("completed", "Be kind")
+    assert answer.usage is not None
+    assert answer.usage.total_tokens == answer.usage.input_tokens + answer.usage.output_tokens
+
+
+async def test_streamed_responses(client: AsyncOpenAI) -> None:
+    stream = await client.responses.create(model="tiny", input="Hello", stream=True)
+    events = [event async for event in stream]
+    assert "".join(e.delta for e in events if e.type == "response.output_text.delta") == ANSWER
+    assert events[-1].type == "response.completed"
+    assert events[-1].response.output_text == ANSWER
+
+
+async def test_the_streaming_helper_of_responses(client: AsyncOpenAI) -> None:
+    async with client.responses.stream(model="tiny", input="Hello") as stream:
+        final = await stream.get_final_response()
+    assert final.output_text == ANSWER
+
+
+async def test_a_response_goes_on_as_the_next_ones_input(client: AsyncOpenAI) -> None:
+    first = await client.responses.create(model="tiny", input="Hello")
+    said = [item.to_dict() for item in first.output]
+    messages = [{"role": "user", "content": "Hello"}, *said, {"role": "user", "content": "More"}]
+    answer = await client.responses.create(model="tiny", input=messages)  # type: ignore[arg-type]
+    assert answer.output_text == ANSWER
+
+
+async def test_a_wrong_field_of_a_response_is_a_bad_request(client: AsyncOpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        await client.responses.create(model="tiny", input="Hello", background=True)
+    assert caught.value.param == "background"
+
+
+async def test_labels_of_a_call_go_through(client: AsyncOpenAI) -> None:
+    answer = await client.chat.completions.create(
+        model="tiny",
+        messages=HELLO,
+        user="me",
+        metadata={"a": "b"},
+        store=False,
+        service_tier="auto",
+        safety_identifier="x",
+        prompt_cache_key="y",
+        max_completion_tokens=100,
+    )
+    assert answer.choices[0].message.content == ANSWER

@@ -1,0 +1,57 @@
+"""/v1/responses: OpenAI's newer form of a chat, for plain text; nothing is kept for later calls."""
+
+import time
+import uuid
+
+from fastapi import FastAPI, Request
+from fastapi.responses import Response
+
+from router.http_bodies import read_body
+from router.http_generation import answer, timeline_wanted
+from router.openai_responses import ResponsesFormat, ResponsesOptions
+from router.responses_schema import ResponsesBody
+from router.service import Service
+from router.validation import SamplingFields
+
+
+def add_responses_route(app: FastAPI, service: Service) -> None:
+    max_bytes = service.spec.config.limits.max_body_bytes
+
+    @app.post("/v1/responses")
+    async def responses(request: Request) -> Response:
+        arrived_s = service.clock.now_s()
+        body = await read_body(request, ResponsesBody, max_bytes)
+        body.check_supported()
+        service.intake.check_model(body.model)
+        fields = body.sampling_fields()
+        generation_request = await service.intake.chat(
+            body.conversation(),
+            fields,
+            max_model_len=service.max_model_len(),
+            priority=body.priority,
+        )
+        answer_format = ResponsesFormat(
+            unique=uuid.uuid4().hex,
+            model=service.spec.served_name,
+            created_s=int(time.time()),
+            tokenizer=service.tokenizer,
+            options=ResponsesOptions(
+                streamed=bool(body.stream),
+                timeline=timeline_wanted(request, body.timeline),
+                said=_said(body, fields),
+            ),
+        )
+        return answer(service, request, [generation_request], answer_format, arrived_s)
+
+
+def _said(body: ResponsesBody, fields: SamplingFields) -> dict[str, object]:
+    """What the answer repeats of the question, with defaults in place."""
+    return {
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "metadata": body.metadata or {},
+        "temperature": 1.0 if body.temperature is None else body.temperature,
+        "top_logprobs": fields.logprobs or 0,
+        "top_p": 1.0 if body.top_p is None else body.top_p,
+        "user": body.user,
+    }
