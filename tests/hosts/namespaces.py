@@ -1,6 +1,7 @@
 """Two hosts on this machine: network namespaces joined by a wire that can be cut, a Ray in each.
 
-Needs root and `ip`. They share the file system and /dev/shm, which no node uses across hosts.
+Needs root and `ip`. They share the file system and /dev/shm, which no node uses across hosts; where
+the second host is to see something else at a path, that is mounted there for its processes alone.
 """
 
 import os
@@ -10,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ INTERFACE = "eth0"
 RAY_PORT = 6379
 RAY_TIMEOUT_S = 120.0
 END_TIMEOUT_S = 20.0
+NOTHING_ELSE: Mapping[Path, Path] = {}
 OBJECT_STORE_BYTES = 80 << 20
 
 
@@ -67,8 +69,13 @@ class RayHosts:
 
 
 @contextmanager
-def two_hosts(*, head_cpus: int, other_cpus: int) -> Iterator[RayHosts]:
-    """Both hosts, with a Ray of so many logical CPUs in each, inside the block."""
+def two_hosts(
+    *, head_cpus: int, other_cpus: int, other_sees: Mapping[Path, Path] = NOTHING_ELSE
+) -> Iterator[RayHosts]:
+    """Both hosts, with a Ray of so many logical CPUs in each, inside the block.
+
+    ``other_sees``: directories, and what the other host has there instead.
+    """
     with ExitStack() as undo:
         folder = Path(undo.enter_context(tempfile.TemporaryDirectory(prefix="pdh-")))
         env = os.environ | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(16)}
@@ -93,6 +100,7 @@ def two_hosts(*, head_cpus: int, other_cpus: int) -> Iterator[RayHosts]:
         hosts = RayHosts(head=head, other=other, env=env)
         _run(
             other.command(
+                *_with_mounts(other_sees),
                 sys.executable,
                 *start,
                 f"--address={hosts.ray_address}",
@@ -103,6 +111,12 @@ def two_hosts(*, head_cpus: int, other_cpus: int) -> Iterator[RayHosts]:
             env,
         )
         yield hosts
+
+
+def _with_mounts(instead: Mapping[Path, Path]) -> tuple[str, ...]:
+    """Before a command: what it sees. `ip netns exec` has made a mount namespace for it."""
+    mounts = [f"mount --bind {seen} {path} && " for path, seen in instead.items()]
+    return ("sh", "-c", f'{"".join(mounts)}exec "$@"', "sh") if mounts else ()
 
 
 def _host(namespace: str, address: str, undo: ExitStack) -> Host:
