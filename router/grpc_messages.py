@@ -106,11 +106,16 @@ def last_message(generation: Generation, *, timeline: bool) -> pb.GenerateRespon
 def node_load(view: NodeView) -> pb.NodeLoad:
     """Zeros where the node has told nothing; then it is not ready either."""
     load = pb.NodeLoad(node=view.name, role=Role(view.role).value, ready=view.ready)
+    load.reason = view.reason or ""
     if view.state is not None:
         load.total_blocks = view.state.total_blocks
         load.free_blocks = view.state.free_blocks
         load.running = view.state.running
         load.waiting = view.state.waiting
+        load.block_size = view.state.block_size
+        load.queued_prefill_tokens = view.state.queued_prefill_tokens
+        load.waiting_for_blocks = view.state.waiting_for_blocks
+        load.context_tokens = view.state.context_tokens
     return load
 
 

@@ -30,7 +30,9 @@ from router.grpc_messages import (
 from router.http_labels import clean_label
 from router.intake import Conversation
 from router.service import Service, version
+from router.validation import check_interval
 
+LOADS_INTERVAL_S = 1.0
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["Inference"].full_name
 
 logger = logging.getLogger(__name__)
@@ -138,8 +140,20 @@ class _Inference(inference_pb2_grpc.InferenceServicer):
         )
 
     async def GetLoads(self, request: pb.GetLoadsRequest, context: Context) -> pb.GetLoadsResponse:
-        views = self._service.channels.views()
-        return pb.GetLoadsResponse(nodes=[node_load(view) for view in views])
+        return self._loads()
+
+    async def WatchLoads(
+        self, request: pb.WatchLoadsRequest, context: Context
+    ) -> AsyncIterator[pb.GetLoadsResponse]:
+        interval_s = request.interval_s if request.HasField("interval_s") else LOADS_INTERVAL_S
+        try:
+            check_interval("interval_s", interval_s)
+        except PdserveError as error:
+            await fail(context, error)
+        while True:
+            with self._dropping_stalled():
+                yield self._loads()
+            await asyncio.sleep(interval_s)  # the pace that was asked for
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
         try:
@@ -155,6 +169,10 @@ class _Inference(inference_pb2_grpc.InferenceServicer):
             return pb.DetokenizeResponse(text=self._service.intake.detokenize(request.token_ids))
         except PdserveError as error:
             await fail(context, error)
+
+    def _loads(self) -> pb.GetLoadsResponse:
+        views = self._service.channels.views()
+        return pb.GetLoadsResponse(nodes=[node_load(view) for view in views])
 
     @contextmanager
     def _dropping_stalled(self) -> Iterator[None]:

@@ -23,6 +23,7 @@ MAX_REPETITION_PENALTY = 100.0
 MAX_PRIORITY = 100
 INT32_MAX = 2**31 - 1
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
+LEAST_INTERVAL_S, MOST_INTERVAL_S = 0.1, 3600.0
 MAX_SALT_CHARS = 256
 SHOWN_CHARS = 80
 MAX_ID_DIGITS = 10
@@ -96,6 +97,11 @@ def check_count(field: str, count: int | None, most: int) -> None:
 def check_slo(field: str, limit_ms: float | None) -> None:
     """Raise InvalidRequestError for a limit that no request could keep, or that is none."""
     _between(field, limit_ms, LEAST_SLO_MS, MOST_SLO_MS)
+
+
+def check_interval(field: str, interval_s: float) -> None:
+    """Raise InvalidRequestError for a time between messages that is too short or endless."""
+    _between(field, interval_s, LEAST_INTERVAL_S, MOST_INTERVAL_S)
 
 
 def check_priority(priority: int | None) -> int:

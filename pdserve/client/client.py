@@ -8,7 +8,7 @@ import grpc
 from pdserve.client import messages
 from pdserve.client.messages import Message, Prompt, RequestOptions
 from pdserve.client.results import Chunk, Completion, ModelInfo, NodeLoad, ServerInfo
-from pdserve.rpc.session import CHANNEL_OPTIONS
+from pdserve.rpc.public import CLIENT_OPTIONS
 from pdserve.rpc.v1 import inference_pb2 as pb
 from pdserve.rpc.v1 import inference_pb2_grpc
 
@@ -26,7 +26,7 @@ class Client:
 
     def __init__(self, address: str, *, api_key: str | None = None) -> None:
         """``api_key``: the router shares its queue fairly among keys."""
-        self._channel = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+        self._channel = grpc.insecure_channel(address, options=CLIENT_OPTIONS)
         self._metadata = messages.metadata(api_key)
         self._stub = inference_pb2_grpc.InferenceStub(self._channel)
 
@@ -111,6 +111,18 @@ class Client:
         """The load of every node."""
         with messages.raising():
             return messages.loads_of(self._stub.GetLoads(pb.GetLoadsRequest()))
+
+    def watch_loads(self, interval_s: float | None = None) -> Iterator[tuple[NodeLoad, ...]]:
+        """The loads now and then every ``interval_s`` (default 1), until the iteration is left."""
+        call = self._stub.WatchLoads(
+            pb.WatchLoadsRequest(interval_s=interval_s), metadata=self._metadata
+        )
+        try:
+            with messages.raising():
+                for message in call:
+                    yield messages.loads_of(message)
+        finally:
+            call.cancel()
 
     def tokenize(
         self, text: str | Sequence[Message], *, add_special_tokens: bool = True

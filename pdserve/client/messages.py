@@ -175,6 +175,11 @@ def loads_of(message: pb.GetLoadsResponse) -> tuple[NodeLoad, ...]:
             free_blocks=item.free_blocks,
             running=item.running,
             waiting=item.waiting,
+            block_size=item.block_size,
+            queued_prefill_tokens=item.queued_prefill_tokens,
+            waiting_for_blocks=item.waiting_for_blocks,
+            context_tokens=item.context_tokens,
+            reason=item.reason or None,
         )
         for item in message.nodes
     )

@@ -110,3 +110,8 @@ class NodeLoad:
     free_blocks: int
     running: int
     waiting: int
+    block_size: int
+    queued_prefill_tokens: int
+    waiting_for_blocks: int
+    context_tokens: int
+    reason: str | None  # why it is not ready

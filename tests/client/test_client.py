@@ -193,3 +193,19 @@ async def test_the_rest_of_the_api(world: World, client: AsyncClient) -> None:
 
     synced = await in_thread(world, everything)
     assert synced == (model, await client.server_info(), (load,), "The fox")
+
+
+async def test_loads_are_watched_by_both_clients(world: World, client: AsyncClient) -> None:
+    watching = client.watch_loads(interval_s=0.1)
+    first, second = await anext(watching), await anext(watching)
+    await watching.aclose()
+    assert [load.node for load in (*first, *second)] == ["decode-0"] * 2
+    assert (first[0].block_size, first[0].reason) == (16, None)
+    (load,) = await in_thread(world, lambda sync: next(sync.watch_loads()))
+    assert load.node == "decode-0"
+
+
+async def test_the_best_of_several_answers_is_given(client: AsyncClient) -> None:
+    answer = await client.generate("Hello", n=2, best_of=3)
+    assert [choice.text for choice in answer.choices] == [ANSWER, ANSWER]
+    assert answer.usage.completion_tokens == 3 * len(answer.choices[0].token_ids)

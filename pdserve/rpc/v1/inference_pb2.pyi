@@ -252,6 +252,12 @@ class GetLoadsRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class WatchLoadsRequest(_message.Message):
+    __slots__ = ("interval_s",)
+    INTERVAL_S_FIELD_NUMBER: _ClassVar[int]
+    interval_s: float
+    def __init__(self, interval_s: _Optional[float] = ...) -> None: ...
+
 class GetLoadsResponse(_message.Message):
     __slots__ = ("nodes",)
     NODES_FIELD_NUMBER: _ClassVar[int]
@@ -259,7 +265,7 @@ class GetLoadsResponse(_message.Message):
     def __init__(self, nodes: _Optional[_Iterable[_Union[NodeLoad, _Mapping]]] = ...) -> None: ...
 
 class NodeLoad(_message.Message):
-    __slots__ = ("node", "role", "ready", "total_blocks", "free_blocks", "running", "waiting")
+    __slots__ = ("node", "role", "ready", "total_blocks", "free_blocks", "running", "waiting", "block_size", "queued_prefill_tokens", "waiting_for_blocks", "context_tokens", "reason")
     NODE_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
@@ -267,6 +273,11 @@ class NodeLoad(_message.Message):
     FREE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FOR_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
     node: str
     role: str
     ready: bool
@@ -274,7 +285,12 @@ class NodeLoad(_message.Message):
     free_blocks: int
     running: int
     waiting: int
-    def __init__(self, node: _Optional[str] = ..., role: _Optional[str] = ..., ready: _Optional[bool] = ..., total_blocks: _Optional[int] = ..., free_blocks: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ...) -> None: ...
+    block_size: int
+    queued_prefill_tokens: int
+    waiting_for_blocks: int
+    context_tokens: int
+    reason: str
+    def __init__(self, node: _Optional[str] = ..., role: _Optional[str] = ..., ready: _Optional[bool] = ..., total_blocks: _Optional[int] = ..., free_blocks: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., block_size: _Optional[int] = ..., queued_prefill_tokens: _Optional[int] = ..., waiting_for_blocks: _Optional[int] = ..., context_tokens: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class TokenizeRequest(_message.Message):
     __slots__ = ("text", "chat", "add_special_tokens")

@@ -59,6 +59,11 @@ class InferenceStub:
                 request_serializer=pdserve_dot_v1_dot_inference__pb2.GetLoadsRequest.SerializeToString,
                 response_deserializer=pdserve_dot_v1_dot_inference__pb2.GetLoadsResponse.FromString,
                 _registered_method=True)
+        self.WatchLoads = channel.unary_stream(
+                '/pdserve.v1.Inference/WatchLoads',
+                request_serializer=pdserve_dot_v1_dot_inference__pb2.WatchLoadsRequest.SerializeToString,
+                response_deserializer=pdserve_dot_v1_dot_inference__pb2.GetLoadsResponse.FromString,
+                _registered_method=True)
         self.Tokenize = channel.unary_unary(
                 '/pdserve.v1.Inference/Tokenize',
                 request_serializer=pdserve_dot_v1_dot_inference__pb2.TokenizeRequest.SerializeToString,
@@ -108,6 +113,13 @@ class InferenceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def WatchLoads(self, request, context):
+        """The loads again and again, at once and then every interval, until the client leaves.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Tokenize(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -146,6 +158,11 @@ def add_InferenceServicer_to_server(servicer, server):
             'GetLoads': grpc.unary_unary_rpc_method_handler(
                     servicer.GetLoads,
                     request_deserializer=pdserve_dot_v1_dot_inference__pb2.GetLoadsRequest.FromString,
+                    response_serializer=pdserve_dot_v1_dot_inference__pb2.GetLoadsResponse.SerializeToString,
+            ),
+            'WatchLoads': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchLoads,
+                    request_deserializer=pdserve_dot_v1_dot_inference__pb2.WatchLoadsRequest.FromString,
                     response_serializer=pdserve_dot_v1_dot_inference__pb2.GetLoadsResponse.SerializeToString,
             ),
             'Tokenize': grpc.unary_unary_rpc_method_handler(
@@ -293,6 +310,33 @@ class Inference:
             target,
             '/pdserve.v1.Inference/GetLoads',
             pdserve_dot_v1_dot_inference__pb2.GetLoadsRequest.SerializeToString,
+            pdserve_dot_v1_dot_inference__pb2.GetLoadsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchLoads(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/pdserve.v1.Inference/WatchLoads',
+            pdserve_dot_v1_dot_inference__pb2.WatchLoadsRequest.SerializeToString,
             pdserve_dot_v1_dot_inference__pb2.GetLoadsResponse.FromString,
             options,
             channel_credentials,

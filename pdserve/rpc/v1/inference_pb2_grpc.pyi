@@ -43,6 +43,8 @@ class InferenceStub:
     GetModelInfo: _grpc.UnaryUnaryMultiCallable[_inference_pb2.GetModelInfoRequest, _inference_pb2.GetModelInfoResponse]
     GetServerInfo: _grpc.UnaryUnaryMultiCallable[_inference_pb2.GetServerInfoRequest, _inference_pb2.GetServerInfoResponse]
     GetLoads: _grpc.UnaryUnaryMultiCallable[_inference_pb2.GetLoadsRequest, _inference_pb2.GetLoadsResponse]
+    WatchLoads: _grpc.UnaryStreamMultiCallable[_inference_pb2.WatchLoadsRequest, _inference_pb2.GetLoadsResponse]
+    """The loads again and again, at once and then every interval, until the client leaves."""
     Tokenize: _grpc.UnaryUnaryMultiCallable[_inference_pb2.TokenizeRequest, _inference_pb2.TokenizeResponse]
     Detokenize: _grpc.UnaryUnaryMultiCallable[_inference_pb2.DetokenizeRequest, _inference_pb2.DetokenizeResponse]
 
@@ -59,6 +61,8 @@ class InferenceAsyncStub(InferenceStub):
     GetModelInfo: _aio.UnaryUnaryMultiCallable[_inference_pb2.GetModelInfoRequest, _inference_pb2.GetModelInfoResponse]  # type: ignore[assignment]
     GetServerInfo: _aio.UnaryUnaryMultiCallable[_inference_pb2.GetServerInfoRequest, _inference_pb2.GetServerInfoResponse]  # type: ignore[assignment]
     GetLoads: _aio.UnaryUnaryMultiCallable[_inference_pb2.GetLoadsRequest, _inference_pb2.GetLoadsResponse]  # type: ignore[assignment]
+    WatchLoads: _aio.UnaryStreamMultiCallable[_inference_pb2.WatchLoadsRequest, _inference_pb2.GetLoadsResponse]  # type: ignore[assignment]
+    """The loads again and again, at once and then every interval, until the client leaves."""
     Tokenize: _aio.UnaryUnaryMultiCallable[_inference_pb2.TokenizeRequest, _inference_pb2.TokenizeResponse]  # type: ignore[assignment]
     Detokenize: _aio.UnaryUnaryMultiCallable[_inference_pb2.DetokenizeRequest, _inference_pb2.DetokenizeResponse]  # type: ignore[assignment]
 
@@ -102,6 +106,14 @@ class InferenceServicer(metaclass=_abc_1.ABCMeta):
         request: _inference_pb2.GetLoadsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_inference_pb2.GetLoadsResponse, _abc.Awaitable[_inference_pb2.GetLoadsResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def WatchLoads(
+        self,
+        request: _inference_pb2.WatchLoadsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_inference_pb2.GetLoadsResponse], _abc.AsyncIterator[_inference_pb2.GetLoadsResponse]]:
+        """The loads again and again, at once and then every interval, until the client leaves."""
 
     @_abc_1.abstractmethod
     def Tokenize(
