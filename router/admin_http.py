@@ -1,12 +1,11 @@
 """Orders to a running cluster over HTTP: drain, scale. For who has the cluster's token."""
 
-import hmac
-
 from fastapi import FastAPI, HTTPException, Request
 from pydantic import BaseModel, ConfigDict, StrictBool, StrictInt, StrictStr
 
 from pdserve.core.orders import Drain, Scale
 from router.answer_format import Json
+from router.http_access import has_token
 from router.http_bodies import read_body
 from router.service import Service
 
@@ -43,6 +42,5 @@ def add_admin_routes(app: FastAPI, service: Service) -> None:
 
 
 def _check_token(request: Request, token: str | None) -> None:
-    given = request.headers.get("authorization", "")
-    if token is None or not hmac.compare_digest(given.encode(), f"Bearer {token}".encode()):
+    if not has_token(request.headers.get("authorization"), token):
         raise HTTPException(UNAUTHORIZED, "this needs the cluster's admin token")

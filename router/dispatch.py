@@ -134,6 +134,7 @@ class Dispatcher:
                 prompt=prompt,
                 inbox=inbox,
                 label=label,
+                tenant=tenant,
                 delivery=Delivery(
                     request_id,
                     num_choices=job.num_choices,
@@ -155,12 +156,16 @@ class Dispatcher:
             self._metrics.choice_finished(FinishReason.STOP)
             self._apply(running, ChoiceStopped(choice=choice))
 
-    def abort(self, request_id: str) -> bool:
-        """End a request and give its reader what there is; False where it is not running."""
+    def abort(self, request_id: str, *, owner: str | None = None) -> bool:
+        """End a request and give its reader what there is; False where it is not running.
+
+        With an ``owner``, only what is that tenant's: it is not told of anything else.
+        """
         running = self._running.get(request_id)
-        if running is not None:
-            self._apply(running, Aborted())
-        return running is not None
+        if running is None or owner not in (None, running.tenant):
+            return False
+        self._apply(running, Aborted())
+        return True
 
     def forget(self, request_ids: Iterable[str]) -> None:
         """Nobody reads these any more: end those that still run."""

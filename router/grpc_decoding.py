@@ -1,9 +1,12 @@
-"""Requests whose bytes are no message of the call, such as a text that is not UTF-8.
+"""Reading a call's one message: bytes that are none, such as a text that is not UTF-8, and messages
+that do not come.
 
-gRPC itself answers them with UNKNOWN, as if the server were at fault. Here the client is told that
-it is the one. Knows no method, only handlers.
+gRPC itself answers the former with UNKNOWN, as if the server were at fault, and waits for the
+latter as long as the client likes. Here the client is told that it is the one. Knows no method,
+only handlers.
 """
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -12,14 +15,14 @@ from typing import Any, NoReturn, TypeAlias, cast
 import grpc
 from google.protobuf.message import DecodeError
 
-from pdserve.core.errors import InvalidRequestError, PdserveError
+from pdserve.core.errors import InvalidRequestError, PdserveError, QueueDeadlineError
 from pdserve.rpc.failures import metadata_of, status_of
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 FoundHandler: TypeAlias = "grpc.RpcMethodHandler[Any, Any] | None"  # None: no such method
 Stream = Callable[[Any, Context], AsyncGenerator[Any, None]]
-Single = Callable[[Any, Context], Awaitable[Any]]
+Single = Callable[..., Awaitable[Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,14 +32,16 @@ class _Undecodable:
     problem: str
 
 
-class RefuseUndecodable(grpc.aio.ServerInterceptor):
-    """Answers INVALID_ARGUMENT, and the handler is not called.
+class ReadOneMessage(grpc.aio.ServerInterceptor):
+    """Answers INVALID_ARGUMENT where it cannot be decoded, DEADLINE_EXCEEDED where it does not come
+    in ``timeout_s``; the handler is not called then.
 
     For the methods of ``service`` that take one message; those that stream are async generators.
     """
 
-    def __init__(self, service: str) -> None:
+    def __init__(self, service: str, *, timeout_s: float) -> None:
         self._prefix = f"/{service}/"
+        self._timeout_s = timeout_s
 
     async def intercept_service(
         self,
@@ -47,13 +52,15 @@ class RefuseUndecodable(grpc.aio.ServerInterceptor):
         ours = handler_call_details.method.startswith(self._prefix)
         if handler is None or not ours or handler.request_streaming:
             return handler
+        # gRPC hands a method that takes a stream over before anything has been read.
         make = (
-            grpc.unary_stream_rpc_method_handler
+            grpc.stream_stream_rpc_method_handler
             if handler.response_streaming
-            else grpc.unary_unary_rpc_method_handler
+            else grpc.stream_unary_rpc_method_handler
         )
+        answer = _streaming if handler.response_streaming else _single
         return make(
-            _streaming(handler) if handler.response_streaming else _single(handler),
+            answer(handler, self._timeout_s),  # type: ignore[operator]
             request_deserializer=_decoding(handler),
             response_serializer=handler.response_serializer,
         )
@@ -77,12 +84,13 @@ def _decoding(handler: Handler) -> Callable[[bytes], Any]:
     return decode
 
 
-def _streaming(handler: Handler) -> Callable[[Any, Context], AsyncIterator[Any]]:
+def _streaming(
+    handler: Handler, timeout_s: float
+) -> Callable[[AsyncIterator[Any], Context], AsyncIterator[Any]]:
     stream = cast(Stream, handler.unary_stream)  # the stubs know the synchronous server's only
 
-    async def answer(request: Any, context: Context) -> AsyncIterator[Any]:  # noqa: ANN401
-        if isinstance(request, _Undecodable):
-            await _refuse(context, request)
+    async def answer(requests: AsyncIterator[Any], context: Context) -> AsyncIterator[Any]:
+        request = await _read(requests, context, timeout_s)
         async with aclosing(stream(request, context)) as messages:
             async for message in messages:
                 yield message
@@ -90,16 +98,24 @@ def _streaming(handler: Handler) -> Callable[[Any, Context], AsyncIterator[Any]]
     return answer
 
 
-def _single(handler: Handler) -> Single:
+def _single(handler: Handler, timeout_s: float) -> Single:
     single = cast(Single, handler.unary_unary)
 
-    async def answer(request: Any, context: Context) -> Any:  # noqa: ANN401
-        if isinstance(request, _Undecodable):
-            await _refuse(context, request)
-        return await single(request, context)
+    async def answer(requests: AsyncIterator[Any], context: Context) -> Any:  # noqa: ANN401
+        return await single(await _read(requests, context, timeout_s), context)
 
     return answer
 
 
-async def _refuse(context: Context, request: _Undecodable) -> NoReturn:
-    await fail(context, InvalidRequestError("request", f"it cannot be decoded: {request.problem}"))
+async def _read(requests: AsyncIterator[Any], context: Context, timeout_s: float) -> Any:  # noqa: ANN401
+    """The call's message; where it is none, the call ends here."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            request = await anext(requests, _Undecodable("no message came"))
+    except TimeoutError:
+        late = QueueDeadlineError(f"request: it took more than {timeout_s:g} s to come")
+        await fail(context, late)
+    if isinstance(request, _Undecodable):
+        problem = f"it cannot be decoded: {request.problem}"
+        await fail(context, InvalidRequestError("request", problem))
+    return request

@@ -14,11 +14,12 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from pdserve.core.errors import ConfigError, InvalidRequestError, PdserveError
-from pdserve.rpc.session import CHANNEL_OPTIONS
 from pdserve.rpc.v1 import inference_pb2 as pb
 from pdserve.rpc.v1 import inference_pb2_grpc
 from router.generation import Delta, Generation, GenerationRequest
-from router.grpc_decoding import RefuseUndecodable, fail
+from router.grpc_access import RequireKey, authorization_of
+from router.grpc_decoding import ReadOneMessage, fail
+from router.grpc_limits import public_options
 from router.grpc_messages import (
     conversation,
     delta_message,
@@ -56,8 +57,16 @@ class PublicGrpcServer:
 
 async def start_grpc_server(service: Service) -> PublicGrpcServer:
     """Serve. Raises ConfigError where the port is taken."""
-    interceptors = [RefuseUndecodable(SERVICE_NAME)]
-    server = grpc.aio.server(interceptors=interceptors, options=CHANNEL_OPTIONS)
+    limits = service.spec.config.limits
+    interceptors = [
+        RequireKey(service.callers),
+        ReadOneMessage(SERVICE_NAME, timeout_s=limits.body_timeout_s),
+    ]
+    server = grpc.aio.server(
+        interceptors=interceptors,
+        options=public_options(limits),
+        maximum_concurrent_rpcs=limits.max_grpc_calls,
+    )
     health_servicer = health.aio.HealthServicer()
     inference_pb2_grpc.add_InferenceServicer_to_server(_Inference(service), server)
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
@@ -99,7 +108,7 @@ class _Inference(inference_pb2_grpc.InferenceServicer):
             generating = service.generate(
                 [asked],
                 label=clean_label(request.label),
-                authorization=_authorization(context),
+                authorization=authorization_of(context.invocation_metadata()),
                 arrived_s=arrived_s,
             )
             with generating as generation:
@@ -113,7 +122,9 @@ class _Inference(inference_pb2_grpc.InferenceServicer):
             await fail(context, error)
 
     async def Abort(self, request: pb.AbortRequest, context: Context) -> pb.AbortResponse:
-        return pb.AbortResponse(found=self._service.dispatcher.abort(request.request_id))
+        authorization = authorization_of(context.invocation_metadata())
+        found = self._service.abort(request.request_id, authorization=authorization)
+        return pb.AbortResponse(found=found)
 
     async def GetModelInfo(
         self, request: pb.GetModelInfoRequest, context: Context
@@ -225,11 +236,3 @@ async def _answers(generation: Generation, *, whole: bool) -> AsyncIterator[list
         return
     async for deltas in generation:
         yield deltas
-
-
-def _authorization(context: Context) -> str | None:
-    """The call's ``authorization`` metadata, as HTTP's header."""
-    for key, value in context.invocation_metadata() or ():
-        if key == "authorization" and isinstance(value, str):
-            return value
-    return None

@@ -19,6 +19,7 @@ from pdserve.core.errors import (
     OverloadedError,
     PdserveError,
     RequestAbortedError,
+    UnauthenticatedError,
     UnknownModelError,
 )
 
@@ -26,6 +27,7 @@ HTTP_CLIENT_ERRORS = range(400, 500)
 CODES: dict[type[PdserveError], str] = {
     NeverFitsError: "context_length_exceeded",
     OverloadedError: "overloaded",
+    UnauthenticatedError: "invalid_api_key",
     UnknownModelError: "model_not_found",
 }
 
@@ -57,6 +59,8 @@ def error_object(error: PdserveError) -> dict[str, object]:
 
 def error_response(error: PdserveError) -> JSONResponse:
     headers = {}
+    if isinstance(error, UnauthenticatedError):
+        headers["WWW-Authenticate"] = "Bearer"
     if isinstance(error, OverloadedError):
         headers["Retry-After"] = str(max(1, round(error.retry_after_s)))
     return JSONResponse(error_object(error), error.http_status, headers)

@@ -13,6 +13,7 @@ from pdserve.core.errors import InvalidRequestError
 from router.admin_http import add_admin_routes
 from router.answer_format import Json
 from router.debug_route import add_debug_routes
+from router.http_access import RequireKey
 from router.http_bodies import add_error_handlers, read_body
 from router.http_generation import answer, timeline_wanted
 from router.http_labels import RequestLabels
@@ -35,7 +36,8 @@ from router.service import Service, version
 def make_app(service: Service) -> FastAPI:
     """The application that the HTTP server runs."""
     app = FastAPI(title="pdserve", version=version(), docs_url=None, redoc_url=None)
-    app.add_middleware(RequestLabels)
+    app.add_middleware(RequireKey, callers=service.callers, admin_token=service.spec.admin_token)
+    app.add_middleware(RequestLabels)  # outermost: a refused call has its label too
     add_error_handlers(app)
     _add_generating_routes(app, service)
     add_responses_route(app, service)
@@ -174,7 +176,8 @@ def _add_operator_routes(app: FastAPI, service: Service) -> None:
     @app.get("/ready")
     async def ready() -> JSONResponse:
         state = service.readiness()
-        body = {"status": state.word, "reason": state.reason}
+        reason = None if service.callers.need_keys else state.reason  # it names nodes
+        body = {"status": state.word, "reason": reason}
         return JSONResponse(body, 200 if state.ready else 503)
 
     @app.get("/version")

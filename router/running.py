@@ -20,6 +20,7 @@ class Running:
     prompt: int  # its number within the call
     inbox: Inbox
     label: str
+    tenant: str  # whose it is
     delivery: Delivery
     arrived_s: float
     queued_s: float  # from then on it waited to be let in

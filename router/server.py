@@ -7,6 +7,7 @@ import socket
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 
 import uvicorn
 
@@ -19,10 +20,13 @@ from pdserve.rpc.session import DEFAULT_SILENCE_S
 from pdserve.text.chat_template import ChatTemplate
 from pdserve.text.tokenizer import Tokenizer
 from router.admission import Admission
+from router.api_keys import ApiKeys
+from router.callers import Callers
 from router.channel import Channels
 from router.dispatch import Dispatcher
 from router.grpc_server import PublicGrpcServer, start_grpc_server
 from router.head_room import HeadRoom
+from router.http_guard import GuardedProtocol
 from router.intake import Intake
 from router.legs import Legs
 from router.metrics import Metrics
@@ -33,7 +37,6 @@ from router.prefix_index import PrefixIndex
 from router.roster import Roster
 from router.routing import Routing
 from router.service import RouterSpec, Service
-from router.tenants import Tenants
 
 LISTEN_BACKLOG = 2048
 FACE_GRACE_S = 1.0  # for the last bytes of answers that are over
@@ -181,8 +184,14 @@ def make_service(
             new_id=new_id,
         ),
         metrics=metrics,
-        tenants=Tenants(),
+        callers=Callers(_api_keys(spec, clock), clock),
     )
+
+
+def _api_keys(spec: RouterSpec, clock: Clock) -> ApiKeys | None:
+    if spec.api_keys is None and spec.api_keys_file is None:
+        return None
+    return ApiKeys(spec.api_keys or (), spec.api_keys_file, clock)
 
 
 def _random_id() -> str:
@@ -217,7 +226,7 @@ class _HttpServer(uvicorn.Server):
 def _http_server(service: Service) -> uvicorn.Server:
     config = uvicorn.Config(
         make_app(service),
-        http="httptools",
+        http=partial(GuardedProtocol, limits=service.spec.config.limits),  # type: ignore[arg-type]
         ws="none",
         lifespan="off",
         log_config=None,

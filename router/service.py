@@ -5,15 +5,17 @@ Composes; decides nothing itself.
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
 
+from pdserve.core.api_keys import ApiKey
 from pdserve.core.clock import Clock
 from pdserve.core.config import RouterConfig
 from pdserve.core.model_spec import ModelSpec
 from pdserve.core.node import NodeAddress, Role
 from pdserve.text.tokenizer import Tokenizer
+from router.callers import Caller, Callers
 from router.channel import Channels
 from router.dispatch import Dispatcher
 from router.generation import Generation, GenerationRequest, generate
@@ -23,7 +25,6 @@ from router.orders import Orders
 from router.overview import Json, Readiness, max_model_len, readiness, status
 from router.roster import Roster
 from router.routing import Ask, Routed, Routing
-from router.tenants import Tenants
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +39,11 @@ class RouterSpec:
     max_model_len: int | None  # the cluster file's bound on prompt and output of one request
     headroom_tokens: int  # output tokens that decode nodes reserve blocks for before a prefill
     prefill_configured: bool  # False: decode nodes prefill everything, and that is as it should be
-    admin_token: str | None = None  # who has it may give orders; None: nobody may
+    admin_token: str | None = field(
+        default=None, repr=False
+    )  # who has it may give orders; None: nobody may
+    api_keys: tuple[ApiKey, ...] | None = None  # with those of the file; both None: no key is asked
+    api_keys_file: Path | None = None
     caching: frozenset[Role] = frozenset(Role)  # pools that keep KV of prompts for later ones
     nodes: tuple[NodeAddress, ...] = ()  # more come by Router.set_nodes
 
@@ -58,7 +63,7 @@ class Service:
     routing: Routing
     dispatcher: Dispatcher
     metrics: Metrics
-    tenants: Tenants
+    callers: Callers
 
     def generate(
         self,
@@ -68,15 +73,24 @@ class Service:
         authorization: str | None,
         arrived_s: float,
     ) -> AbstractContextManager[Generation]:
-        """See ``router.generation.generate``. ``authorization``: what the client said it is."""
+        """See ``router.generation.generate``. ``authorization``: what the client said it is.
+
+        Raises UnauthenticatedError where that is nobody.
+        """
+        caller = self.callers.caller(authorization)
         return generate(
             self.dispatcher,
             self.tokenizer,
-            requests,
+            [_salted(request, caller) for request in requests],
             label=label,
-            tenant=self.tenants.tenant_of(authorization),
+            tenant=caller.tenant,
             arrived_s=arrived_s,
         )
+
+    def abort(self, request_id: str, *, authorization: str | None) -> bool:
+        """End one of the caller's requests; False where none of that name runs."""
+        owner = self.callers.caller(authorization).owner
+        return self.dispatcher.abort(request_id, owner=owner)
 
     def max_model_len(self) -> int:
         """Prompt and output tokens that one request may have."""
@@ -107,6 +121,11 @@ class Service:
         )
         queues = [asdict(queue) for queue in self.dispatcher.queues().queues]
         return {"model": self.spec.served_name, "version": version(), **nodes, "queues": queues}
+
+
+def _salted(request: GenerationRequest, caller: Caller) -> GenerationRequest:
+    job = request.job
+    return replace(request, job=replace(job, cache_salt=caller.salt(job.cache_salt)))
 
 
 def version() -> str:

@@ -1,11 +1,13 @@
 """The asynchronous client of the public gRPC API."""
 
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Sequence
+from pathlib import Path
 from typing import Literal, Self, Unpack, overload
 
 import grpc
 
 from pdserve.client import messages
+from pdserve.client.connection import credentials, metadata
 from pdserve.client.messages import Message, Prompt, RequestOptions
 from pdserve.client.results import Chunk, Completion, ModelInfo, NodeLoad, ServerInfo
 from pdserve.rpc.public import CLIENT_OPTIONS
@@ -24,10 +26,25 @@ class AsyncClient:
     Every method raises the errors of ``pdserve.core.errors``.
     """
 
-    def __init__(self, address: str, *, api_key: str | None = None) -> None:
-        """``api_key``: the router shares its queue fairly among keys."""
-        self._channel = grpc.aio.insecure_channel(address, options=CLIENT_OPTIONS)
-        self._metadata = messages.metadata(api_key)
+    def __init__(
+        self,
+        address: str,
+        *,
+        api_key: str | None = None,
+        tls: bool = False,
+        ca_file: str | Path | None = None,
+    ) -> None:
+        """``api_key``: default ``$PDSERVE_API_KEY``; the router shares its queue fairly among keys.
+
+        ``ca_file``: PEM with the CAs to trust, which means TLS; ``tls`` alone trusts public ones.
+        """
+        secured = credentials(tls=tls, ca_file=ca_file)
+        self._channel = (
+            grpc.aio.insecure_channel(address, options=CLIENT_OPTIONS)
+            if secured is None
+            else grpc.aio.secure_channel(address, secured, options=CLIENT_OPTIONS)
+        )
+        self._metadata = metadata(api_key)
         self._stub = inference_pb2_grpc.InferenceStub(self._channel)
 
     async def __aenter__(self) -> Self:
@@ -95,23 +112,33 @@ class AsyncClient:
     async def abort(self, request_id: str) -> bool:
         """End a request that is being streamed elsewhere; False where it is not running."""
         with messages.raising():
-            return (await self._stub.Abort(pb.AbortRequest(request_id=request_id))).found
+            return (
+                await self._stub.Abort(
+                    pb.AbortRequest(request_id=request_id), metadata=self._metadata
+                )
+            ).found
 
     async def model_info(self) -> ModelInfo:
         """What is served."""
         with messages.raising():
-            return messages.model_info_of(await self._stub.GetModelInfo(pb.GetModelInfoRequest()))
+            return messages.model_info_of(
+                await self._stub.GetModelInfo(pb.GetModelInfoRequest(), metadata=self._metadata)
+            )
 
     async def server_info(self) -> ServerInfo:
         """Whether the router is ready, and which routes it took."""
         with messages.raising():
             request = pb.GetServerInfoRequest()
-            return messages.server_info_of(await self._stub.GetServerInfo(request))
+            return messages.server_info_of(
+                await self._stub.GetServerInfo(request, metadata=self._metadata)
+            )
 
     async def loads(self) -> tuple[NodeLoad, ...]:
         """The load of every node."""
         with messages.raising():
-            return messages.loads_of(await self._stub.GetLoads(pb.GetLoadsRequest()))
+            return messages.loads_of(
+                await self._stub.GetLoads(pb.GetLoadsRequest(), metadata=self._metadata)
+            )
 
     async def watch_loads(
         self, interval_s: float | None = None
@@ -133,13 +160,13 @@ class AsyncClient:
         """Token ids of a text, or of chat messages by the model's template."""
         request = messages.tokenize_request(text, add_special_tokens)
         with messages.raising():
-            return tuple((await self._stub.Tokenize(request)).token_ids)
+            return tuple((await self._stub.Tokenize(request, metadata=self._metadata)).token_ids)
 
     async def detokenize(self, token_ids: Sequence[int]) -> str:
         """The text of token ids."""
         request = messages.detokenize_request(token_ids)
         with messages.raising():
-            return (await self._stub.Detokenize(request)).text
+            return (await self._stub.Detokenize(request, metadata=self._metadata)).text
 
     async def _chunks(
         self, request: pb.GenerateRequest, timeout_s: float | None

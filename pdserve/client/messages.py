@@ -246,8 +246,3 @@ def _choice(index: int, parts: Sequence[Chunk]) -> Choice:
         finish_reason=parts[-1].finish_reason,
         stop_reason=parts[-1].stop_reason,
     )
-
-
-def metadata(api_key: str | None) -> tuple[tuple[str, str], ...]:
-    """What goes with every call of a client."""
-    return () if api_key is None else (("authorization", f"Bearer {api_key}"),)

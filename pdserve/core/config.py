@@ -25,6 +25,8 @@ from pdserve.core.routing_config import (
 
 FIRST_USER_PORT, LAST_PORT = 1024, 65535
 LEAST_SILENCE_S = 2.0
+LEAST_HEADER_BYTES = 4096  # what ordinary clients send, and a key
+LEAST_HEADERS = 16
 MAX_NODES = 1024  # of a role: more is a slip of the finger
 MAX_THREADS = 1024
 MAX_SEQS = 65536  # of a step
@@ -214,11 +216,26 @@ class LimitsConfig:
     max_sent_ahead: int = 4  # requests that wait on a node for blocks, so that it never idles
     kv_watermark: float = 0.95  # share of a node's KV blocks that new requests may fill
     max_prefill_wait_s: float | None = None  # prompts ahead on a node; more wait at the router
+    max_header_bytes: int = 32 << 10  # of one call's head
+    max_headers: int = 100
+    max_connections: int = 4096  # open HTTP connections, idle ones too
+    max_grpc_calls: int = 4096  # open gRPC calls
+    header_timeout_s: float = 10.0  # a head that is not there by then ends its connection
+    body_timeout_s: float = 60.0  # likewise a body, or a gRPC message
 
     def __post_init__(self) -> None:
         for key in ("max_queued_requests", "max_body_bytes", "max_n", "max_prompts"):
             _at_least(f"router.limits.{key}", getattr(self, key), 1)
-        for key in ("client_stall_s", "request_timeout_s", "queue_timeout_s"):
+        _at_least("router.limits.max_header_bytes", self.max_header_bytes, LEAST_HEADER_BYTES)
+        for key in ("max_headers", "max_connections", "max_grpc_calls"):
+            _at_least(f"router.limits.{key}", getattr(self, key), LEAST_HEADERS)
+        for key in (
+            "client_stall_s",
+            "request_timeout_s",
+            "queue_timeout_s",
+            "header_timeout_s",
+            "body_timeout_s",
+        ):
             _above(f"router.limits.{key}", getattr(self, key), 0)
             _a_time(f"router.limits.{key}", getattr(self, key))
         for key in ("priority_step_s", "max_sent_ahead"):

@@ -19,6 +19,11 @@ def cache_dir() -> Path:
     return Path.home() / ".cache" / "pdserve"
 
 
+def api_key() -> str | None:
+    """``$PDSERVE_API_KEY``: what clients of ours call with where nothing else is said."""
+    return os.environ.get("PDSERVE_API_KEY") or None
+
+
 def set_up_private_ray() -> None:
     """What a private Ray and its processes read from the environment, set before ray is imported.
 

@@ -3,6 +3,8 @@
     PdserveError                      HTTP  gRPC                 handled by
     ├── InvalidRequestError           400   INVALID_ARGUMENT     router: names the field
     ├── NeverFitsError                400   INVALID_ARGUMENT     router: says what fits
+    ├── UnauthenticatedError          401   UNAUTHENTICATED      router: no key, or none of ours
+    ├── PermissionDeniedError         403   PERMISSION_DENIED    router: for operators' keys only
     ├── UnknownModelError             404   NOT_FOUND            router
     ├── QueueDeadlineError            408   DEADLINE_EXCEEDED    router: dropped before prefill
     ├── RequestTimeoutError           504   DEADLINE_EXCEEDED    router: ends it on its node
@@ -54,6 +56,20 @@ class InvalidRequestError(PdserveError):
 
 class NeverFitsError(InvalidRequestError):
     """The request could not be served even by an idle system; the message says what fits."""
+
+
+class UnauthenticatedError(PdserveError):
+    """The caller has not said who it is in a way that is believed. Never names what it said."""
+
+    http_status = 401
+    grpc_status = "UNAUTHENTICATED"
+
+
+class PermissionDeniedError(PdserveError):
+    """The caller is known, and what it asks for is not for it."""
+
+    http_status = 403
+    grpc_status = "PERMISSION_DENIED"
 
 
 class UnknownModelError(PdserveError):

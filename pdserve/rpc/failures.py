@@ -15,6 +15,8 @@ RETRY_AFTER_KEY = "retry-after-s"
 # For servers, or proxies on the way, that say no kind.
 _KINDS_OF_STATUS = {
     grpc.StatusCode.INVALID_ARGUMENT: "invalid_request_error",
+    grpc.StatusCode.UNAUTHENTICATED: "unauthenticated_error",
+    grpc.StatusCode.PERMISSION_DENIED: "permission_denied_error",
     grpc.StatusCode.NOT_FOUND: "unknown_model_error",
     grpc.StatusCode.DEADLINE_EXCEEDED: "queue_deadline_error",
     grpc.StatusCode.RESOURCE_EXHAUSTED: "overloaded_error",

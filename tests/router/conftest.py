@@ -11,6 +11,7 @@ import httpx
 import pytest
 import pytest_asyncio
 
+from pdserve.core.api_keys import ApiKey
 from pdserve.core.config import LimitsConfig, PromptClass, RouterConfig
 from pdserve.core.model_spec import read_model_spec
 from pdserve.text.tokenizer import Tokenizer
@@ -120,6 +121,8 @@ class WorldMaker:
         silence_s: float = WAIT_S,
         await_ready: bool = True,
         admin_token: str | None = None,
+        api_keys: tuple[ApiKey, ...] | None = None,
+        api_keys_file: Path | None = None,
     ) -> AsyncIterator[World]:
         eos = self._tokenizer.eos_token_id
         assert eos is not None
@@ -154,6 +157,8 @@ class WorldMaker:
             max_model_len=None,
             headroom_tokens=64,
             admin_token=admin_token,
+            api_keys=api_keys,
+            api_keys_file=api_keys_file,
             prefill_configured=num_prefill > 0,
             nodes=tuple(node.address for node in nodes),
         )

@@ -1,0 +1,154 @@
+"""The HTTP server's protocol, with bounds on what a client may send before anybody knows it.
+
+    connection ── head, in header_timeout_s ──> body, in body_timeout_s ──> answer ──> next head
+                    |                              |                          |
+                    late: 408, too long: 431       late: 408                  body unread: LINGER_S
+                    v                              v                          v
+                   closed                         closed                     closed
+
+uvicorn bounds none of these: a connection that never sends its head, or a byte of it at a time,
+would be held for ever, and a head of any size kept. Sizes of bodies are ``http_bodies.py``'s
+business.
+"""
+
+import asyncio
+import json
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from pdserve.core.config import LimitsConfig
+
+LINGER_S = 2.0  # a client that still sends gets so long to read why it was refused
+BAD_REQUEST, TIMED_OUT, HEAD_TOO_LARGE = 400, 408, 431
+
+
+class GuardedProtocol(HttpToolsProtocol):
+    """One connection. Made by uvicorn through ``functools.partial`` with the ``limits``."""
+
+    def __init__(self, *arguments: Any, limits: LimitsConfig, **options: Any) -> None:  # noqa: ANN401
+        super().__init__(*arguments, **options)
+        self._limits = limits
+        self._in_head = True
+        self._num_head_bytes = 0  # as they came, perhaps with some of the body
+        self._head_size = 0  # as they were parsed
+        self._is_head_too_large = False
+        self._timer: asyncio.TimerHandle | None = None  # for the head, the body or the end
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > self._limits.max_connections:
+            transport.abort()
+            return
+        self._watch_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        if self._in_head:
+            self._num_head_bytes += len(data)
+            if self._timer is None:
+                self._watch_head()
+        super().data_received(data)
+        if self._in_head and self._num_head_bytes > self._limits.max_header_bytes:
+            self._is_head_too_large = True
+            self.send_400_response("")
+
+    # ---- what the parser finds --------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._head_size = 0
+
+    def on_url(self, url: bytes) -> None:
+        super().on_url(url)
+        self._grow_head(len(url))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        super().on_header(name, value)
+        self._grow_head(len(name) + len(value))
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        self._watch(self._limits.body_timeout_s, self._on_late_body)
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._in_head, self._num_head_bytes = True, 0
+        self._stop_timer()
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        unread = self.cycle.response_complete and self.cycle.more_body
+        if unread and not self.transport.is_closing():
+            self._watch(LINGER_S, self.transport.close)
+
+    def send_400_response(self, msg: str) -> None:
+        """Of uvicorn, for what the parser refuses."""
+        if self._is_head_too_large:
+            limits = self._limits
+            self._refuse(
+                HEAD_TOO_LARGE,
+                f"the head is larger than {limits.max_header_bytes} bytes, or has more than "
+                f"{limits.max_headers} headers",
+            )
+        else:
+            self._refuse(BAD_REQUEST, "this is no HTTP request")
+
+    # ---- bounds -----------------------------------------------------------------------------
+
+    def _grow_head(self, num_bytes: int) -> None:
+        self._head_size += num_bytes
+        too_many = len(self.headers) > self._limits.max_headers
+        if too_many or self._head_size > self._limits.max_header_bytes:
+            self._is_head_too_large = True
+            raise ValueError("the head is too large")  # the parser stops, and uvicorn refuses
+
+    def _watch_head(self) -> None:
+        self._watch(self._limits.header_timeout_s, self._on_late_head)
+
+    def _on_late_head(self) -> None:
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._watch_head()  # an earlier request is still being answered
+        elif self._num_head_bytes:
+            self._refuse(TIMED_OUT, f"the head took more than {self._limits.header_timeout_s:g} s")
+        else:
+            self.transport.close()
+
+    def _on_late_body(self) -> None:
+        if self.pipeline:  # it is not read on while an earlier request is being answered
+            self._watch(self._limits.body_timeout_s, self._on_late_body)
+        elif self.cycle.response_started:
+            self.transport.close()
+        else:
+            self._refuse(TIMED_OUT, f"the body took more than {self._limits.body_timeout_s:g} s")
+
+    def _refuse(self, status: int, message: str) -> None:
+        """Say why, in OpenAI's form, and hang up."""
+        if self.transport.is_closing():
+            return
+        error = {"message": message, "type": "invalid_request_error", "param": None, "code": None}
+        body = json.dumps({"error": error}).encode()
+        head = (
+            f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\n"
+            f"content-type: application/json\r\ncontent-length: {len(body)}\r\n"
+            "connection: close\r\n\r\n"
+        )
+        self.transport.write(head.encode() + body)
+        self.transport.close()
+
+    def _watch(self, timeout_s: float, on_late: Callable[[], None]) -> None:
+        self._stop_timer()
+        self._timer = self.loop.call_later(timeout_s, on_late)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

@@ -1,0 +1,91 @@
+"""What a stranger may send over gRPC: sizes, and messages that do not come."""
+
+import asyncio
+from typing import Any
+
+import grpc
+import pytest
+import pytest_asyncio
+
+from pdserve.core.config import LimitsConfig
+from pdserve.rpc.v1 import inference_pb2 as pb
+from pdserve.rpc.v1 import inference_pb2_grpc
+from tests.router.conftest import World, WorldMaker, until
+from tests.router.fake_nodes import silent
+from tests.security.raw import say
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+LIMITS = LimitsConfig(
+    body_timeout_s=0.3, max_body_bytes=10_000, max_header_bytes=4096, max_grpc_calls=16
+)
+
+OTHER = (("grpc.use_local_subchannel_pool", 1),)  # else channels share a connection
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def bounded(make_world: WorldMaker):
+    async with make_world(limits=LIMITS) as made:
+        yield made
+
+
+async def status_of(awaited: Any) -> tuple[grpc.StatusCode, str]:
+    with pytest.raises(grpc.aio.AioRpcError) as raised:
+        await awaited
+    return raised.value.code(), raised.value.details() or ""
+
+
+async def never():
+    await asyncio.sleep(60)
+    yield b""
+
+
+@pytest.mark.parametrize("method", ["Generate", "Tokenize", "Abort"])
+async def test_a_message_that_does_not_come_ends_its_call(bounded: World, method: str) -> None:
+    async with grpc.aio.insecure_channel(bounded.router.grpc_address) as channel:
+        call: Any = channel.stream_stream(f"/pdserve.v1.Inference/{method}")(never())
+        code, details = await status_of(call.read())
+    assert code is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert details == "request: it took more than 0.3 s to come"
+
+
+async def test_a_large_message_is_refused(bounded: World) -> None:
+    async with grpc.aio.insecure_channel(bounded.router.grpc_address) as channel:
+        stub: Any = inference_pb2_grpc.InferenceStub(channel)
+        code, _ = await status_of(stub.Tokenize(pb.TokenizeRequest(text="x" * 20_000)))
+    assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+async def test_large_metadata_are_refused(bounded: World) -> None:
+    async with grpc.aio.insecure_channel(bounded.router.grpc_address) as channel:
+        stub: Any = inference_pb2_grpc.InferenceStub(channel)
+        given = (("x-large", "x" * 20_000),)
+        code, _ = await status_of(stub.Tokenize(pb.TokenizeRequest(text="x"), metadata=given))
+    assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+async def test_more_calls_than_allowed_are_refused_and_the_next_is_served(bounded: World) -> None:
+    node = bounded.decode[0]
+    node.forget()
+    node.behave = silent
+    async with grpc.aio.insecure_channel(bounded.router.grpc_address) as channel:
+        stub: Any = inference_pb2_grpc.InferenceStub(channel)
+        calls = [stub.Generate(pb.GenerateRequest(text="Hi")) for _ in range(LIMITS.max_grpc_calls)]
+        await until(lambda: len(node.submitted) == LIMITS.max_grpc_calls)
+        async with grpc.aio.insecure_channel(bounded.router.grpc_address, OTHER) as another:
+            other: Any = inference_pb2_grpc.InferenceStub(another)
+            code, _ = await status_of(other.Tokenize(pb.TokenizeRequest(text="x")))
+            assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+            for call in calls:
+                call.cancel()
+            await until(lambda: len(node.aborted) == LIMITS.max_grpc_calls)
+            assert (await other.Tokenize(pb.TokenizeRequest(text="x"))).token_ids
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"PRI * HTTP/2.0\r\n\r\n", b"GET / HTTP/1.1\r\n\r\n", b"\x00" * 64]
+)
+@pytest.mark.slow
+async def test_a_connection_that_shakes_no_hands_is_closed(bounded: World, data: bytes) -> None:
+    heard = await say(bounded.router.grpc_address, data)
+    assert heard.after_s < 15

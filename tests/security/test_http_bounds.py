@@ -1,0 +1,140 @@
+"""What a stranger may send over HTTP before anybody knows it: sizes, counts and times."""
+
+import asyncio
+
+import httpx
+import pytest
+import pytest_asyncio
+
+from pdserve.core.config import LimitsConfig
+from tests.router.conftest import ANSWER, World, WorldMaker
+from tests.security.raw import Heard, say
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+LIMITS = LimitsConfig(
+    header_timeout_s=0.4,
+    body_timeout_s=0.4,
+    max_header_bytes=4096,
+    max_headers=20,
+    max_connections=16,
+    max_body_bytes=10_000,
+)
+POST = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
+BODY = b'{"prompt": "Hello", "max_tokens": 100}'
+GOOD = POST + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def bounded(make_world: WorldMaker):
+    async with make_world(limits=LIMITS) as made:
+        yield made
+
+
+async def hear(world: World, data: bytes, **drip) -> Heard:
+    heard = await say(world.router.http_address, data, **drip)
+    assert (await world.complete(max_tokens=100)).json()["choices"][0]["text"] == ANSWER
+    return heard
+
+
+@pytest.mark.parametrize(
+    "begun",
+    [b"GET /", b"GET / HTTP/1.1\r\nX-A: ", GOOD + b"GET /", GOOD + b"\r\nGET / HTTP/1.1\r\nX-"],
+)
+async def test_a_head_that_drips_ends_its_connection(bounded: World, begun: bytes) -> None:
+    heard = await hear(bounded, begun, drip=b"a")
+    assert b" 408 " in heard.raw
+    assert b"the head took more than 0.4 s" in heard.raw
+    assert (ANSWER.encode() in heard.raw) == (BODY in begun)
+
+
+async def test_a_connection_that_says_nothing_is_closed(bounded: World) -> None:
+    assert (await hear(bounded, b"")).raw == b""
+
+
+@pytest.mark.parametrize(
+    "framing", [b"Content-Length: 9000\r\n\r\n", b"Transfer-Encoding: chunked\r\n\r\n2000\r\n"]
+)
+async def test_a_body_that_drips_ends_its_connection(bounded: World, framing: bytes) -> None:
+    heard = await hear(bounded, POST + framing, drip=b'"')
+    assert (heard.status, heard.message) == (408, "the body took more than 0.4 s")
+
+
+async def test_a_body_that_nobody_reads_holds_no_connection(bounded: World) -> None:
+    request = b"GET /health HTTP/1.1\r\nHost: x\r\nContent-Length: 9000\r\n\r\n"
+    heard = await hear(bounded, request, drip=b"x")
+    assert heard.status == 200
+    assert heard.after_s < 5
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET /health HTTP/1.1\r\nX-A: " + 5000 * b"a" + b"\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nX-A: " + 5_000_000 * b"a",
+        b"GET /" + 5000 * b"a" + b" HTTP/1.1\r\n\r\n",
+        b"GET /health HTTP/1.1\r\n" + 21 * b"X-A: b\r\n" + b"\r\n",
+        b"GET /health HTTP/1.1\r\n" + 500_000 * b"X-A: b\r\n",
+    ],
+    ids=["long header", "header without end", "long path", "many headers", "endless headers"],
+)
+async def test_a_head_without_measure_is_refused(bounded: World, head: bytes) -> None:
+    heard = await hear(bounded, head)
+    if heard.raw:  # who sends on and on may have its connection reset before it reads
+        assert heard.status == 431
+        assert "larger than 4096 bytes, or has more than 20 headers" in heard.message
+    else:
+        assert len(head) > 1_000_000
+
+
+async def test_a_large_body_is_refused_by_its_announcement_and_by_its_size(bounded: World) -> None:
+    announced = await hear(bounded, POST + b"Content-Length: 10001\r\n\r\n")
+    assert announced.status == 413
+
+    async def chunks():
+        for _ in range(11):
+            yield b"x" * 1000
+
+    sent = await bounded.http.post("/v1/completions", content=chunks())
+    assert sent.status_code == 413
+    assert sent.json()["error"]["message"].endswith("the body is larger than 10000 bytes")
+
+
+async def test_what_is_no_http_is_told_so_and_nothing_of_it_is_repeated(bounded: World) -> None:
+    heard = await hear(bounded, b"sk-secret \x00\x01 what\r\n\r\n")
+    assert (heard.status, heard.message) == (400, "this is no HTTP request")
+    assert b"secret" not in heard.raw
+
+
+async def test_more_connections_than_allowed_are_closed_and_the_others_live(
+    bounded: World,
+) -> None:
+    host, _, port = bounded.router.http_address.rpartition(":")
+    begun = [await asyncio.open_connection(host, int(port)) for _ in range(40)]
+    closed = await asyncio.gather(*(_is_closed_at_once(reader) for reader, _ in begun))
+    assert sum(closed) >= 40 - LIMITS.max_connections
+    for _, writer in begun:
+        writer.close()
+    await asyncio.sleep(LIMITS.header_timeout_s)
+    async with httpx.AsyncClient(
+        base_url=f"http://{bounded.router.http_address}", trust_env=False
+    ) as http:
+        assert (await http.get("/health")).status_code == 200
+
+
+async def _is_closed_at_once(reader: asyncio.StreamReader) -> bool:
+    try:
+        async with asyncio.timeout(LIMITS.header_timeout_s / 2):
+            return await reader.read(1) == b""
+    except ConnectionError:
+        return True
+    except TimeoutError:
+        return False
+
+
+async def test_requests_that_follow_each_other_at_once_are_all_answered(bounded: World) -> None:
+    bounded.decode[0].token_time_s = 0.02  # the first answer takes longer than a head may
+    close = GOOD.replace(b"Host: x", b"Host: x\r\nConnection: close")
+    heard = await say(bounded.router.http_address, GOOD + b"\r\n" + GOOD + close)
+    bounded.decode[0].token_time_s = 0.0
+    assert heard.raw.count(ANSWER.encode()) == 3
