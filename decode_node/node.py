@@ -36,6 +36,7 @@ from pdserve.core.node import NodeSpec
 from pdserve.core.request import Request, RequestKey, RouteTaken
 from pdserve.engine.ledger import Ledger
 from pdserve.engine.sequence import Sequence
+from pdserve.rank.idle_trials import IdleTrials
 from pdserve.rank.ranks import Ranks
 from pdserve.rank.readiness import Readiness
 from pdserve.rank.step_loop import run_steps
@@ -170,6 +171,7 @@ class DecodeNode:
             arrivals=self._arrivals,
             clock=self._clock,
             meter=self._meter,
+            trials=IdleTrials.of(self.spec, self.scheduler.ledger, self._meter, self._clock),
         )
         async for submitted_s in steps:
             self._tell(submitted_s)

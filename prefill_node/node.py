@@ -33,6 +33,7 @@ from pdserve.core.request import HandoffId
 from pdserve.engine.batch import Sampled
 from pdserve.engine.ledger import Ledger
 from pdserve.engine.sequence import Sequence
+from pdserve.rank.idle_trials import IdleTrials
 from pdserve.rank.intake import check_work, end_token_ids
 from pdserve.rank.ranks import Ranks
 from pdserve.rank.readiness import Readiness
@@ -171,6 +172,7 @@ class PrefillNode:
             arrivals=self._arrivals,
             clock=self._clock,
             meter=self._meter,
+            trials=IdleTrials.of(self.spec, self.scheduler.ledger, self._meter, self._clock),
         )
         async for _ in steps:
             self._note_planned()

@@ -113,6 +113,7 @@ class PrefillConfig:
     attention_backend: str = "auto"
     overtake_s: float = 2.0  # how long a prompt of the next shorter class may overtake
     enable_prefix_caching: bool = True  # KV of prompts stays, for others that begin alike
+    remeasure_idle_s: float | None = 30.0  # idle for so long, it measures its costs again
 
     def __post_init__(self) -> None:
         _check_pool("prefill", self)
@@ -141,6 +142,7 @@ class DecodeConfig:
     headroom_tokens: int = 64  # output tokens a request reserves blocks for before its prefill
     overtake_s: float = 2.0  # how long others may pass a request that waits for many blocks
     enable_prefix_caching: bool = True  # KV of prompts and answers stays, likewise
+    remeasure_idle_s: float | None = 30.0
 
     def __post_init__(self) -> None:
         _check_pool("decode", self)
@@ -317,6 +319,9 @@ def _check_pool(section: str, pool: PrefillConfig | DecodeConfig) -> None:
     _at_most(f"{section}.max_num_seqs", pool.max_num_seqs, MAX_SEQS)
     _at_least(f"{section}.overtake_s", pool.overtake_s, 0)
     _a_time(f"{section}.overtake_s", pool.overtake_s)
+    if pool.remeasure_idle_s is not None:
+        _above(f"{section}.remeasure_idle_s", pool.remeasure_idle_s, 0)
+        _a_time(f"{section}.remeasure_idle_s", pool.remeasure_idle_s)
     _at_least(f"{section}.resources.num_cpus", pool.resources.num_cpus, 0)
     _at_least(f"{section}.resources.num_gpus", pool.resources.num_gpus, 0)
     _at_least(f"{section}.kv_cache_bytes", pool.kv_cache_bytes, 1)

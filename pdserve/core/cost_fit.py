@@ -7,8 +7,9 @@ fades. The fit is least squares of relative errors, Huber-weighted, over coeffic
 """
 
 import math
+import statistics
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import combinations
 from typing import NamedTuple
 
@@ -20,27 +21,46 @@ HUBER_WIDTH = 0.15  # relative errors beyond it count less
 NUM_ROUNDS = 4
 LEAST_S, MOST_S = 1e-7, 1e5  # beyond them nothing was measured
 LEAST_SIZE, MOST_SIZE = 1e-6, 1e15  # or none at all
+TOLERANCE = 1.25  # a pace that changed by less has not changed
 RIDGE = 1e-9  # picks one answer where samples leave several; far below what can be measured
 
 Coefficients = tuple[float, float, float]
 
 
-class _Sample(NamedTuple):
+class Sample(NamedTuple):
+    """Something of size (x, y) took so long."""
+
     seconds: float
     x: float
     y: float
+
+    @property
+    def is_real(self) -> bool:
+        """Whether a clock can have meant it."""
+        return LEAST_S <= self.seconds <= MOST_S and _is_size(self.x) and _is_size(self.y)
+
+    @property
+    def bucket(self) -> tuple[int, int]:
+        return _size(self.x), _size(self.y)
 
 
 class _Bucket:
     """The last samples of about one size."""
 
     def __init__(self) -> None:
-        self.samples: deque[_Sample] = deque(maxlen=BUCKET_SAMPLES)
+        self.samples: deque[Sample] = deque(maxlen=BUCKET_SAMPLES)
         self.last_at = 0  # how many samples had come when it got its last
 
-    def median(self) -> _Sample:
+    def median(self) -> Sample:
         ordered = sorted(self.samples)
         return ordered[(len(ordered) - 1) // 2]
+
+    def stretch(self, factor: float) -> None:
+        """All of it took so many times as long."""
+        for _ in range(len(self.samples)):
+            sample = self.samples.popleft()
+            seconds = min(max(factor * sample.seconds, LEAST_S), MOST_S)
+            self.samples.append(sample._replace(seconds=seconds))
 
 
 class CostFit:
@@ -54,9 +74,10 @@ class CostFit:
 
     def observe(self, seconds: float, x: float, y: float) -> None:
         """Something of size (x, y) took so long. What a clock cannot have meant is left out."""
-        if not (LEAST_S <= seconds <= MOST_S and _is_size(x) and _is_size(y)):
+        sample = Sample(seconds, x, y)
+        if not sample.is_real:
             return
-        key = (_size(x), _size(y))
+        key = sample.bucket
         bucket = self._buckets.get(key)
         if bucket is None:
             bucket = self._buckets[key] = _Bucket()
@@ -65,7 +86,32 @@ class CostFit:
         self._buckets.move_to_end(key)
         self._num_samples += 1
         bucket.last_at = self._num_samples
-        bucket.samples.append(_Sample(seconds, x, y))
+        bucket.samples.append(sample)
+
+    def mend(self, samples: Iterable[Sample]) -> float:
+        """A few sizes were tried again: bring all others to the pace that they show.
+
+        What changes the pace of a machine (others that use it, its clock) changes it for steps of
+        all sizes about alike, so what is known of the others is stretched by the factor that these
+        tell, and only where it is more than TOLERANCE. Of trials of one size the fastest counts.
+        Returns the factor; 1: nothing has changed.
+        """
+        fastest: dict[tuple[int, int], Sample] = {}
+        for sample in filter(lambda each: each.is_real, samples):
+            fastest[sample.bucket] = min(sample, fastest.get(sample.bucket, sample))
+        ratios = [
+            sample.seconds / self._buckets[key].median().seconds
+            for key, sample in fastest.items()
+            if key in self._buckets
+        ]
+        factor = statistics.median(ratios) if ratios else 1.0
+        if 1 / TOLERANCE <= factor <= TOLERANCE:
+            return 1.0
+        for bucket in self._buckets.values():
+            bucket.stretch(factor)
+        for sample in fastest.values():
+            self.observe(*sample)
+        return factor
 
     def coefficients(self) -> Coefficients | None:
         """(a, b, c), all finite and ≥ 0; None before the first sample."""

@@ -87,7 +87,7 @@ class Ledger:
         sequence.blocks = cached + self.pool.allocate(num_new)
         sequence.num_named = len(cached)
         sequence.num_cached = sequence.num_planned = len(cached) * self.block_size
-        if self._enable_prefix_caching:
+        if self._caches(sequence):
             self.num_queried_tokens += sequence.num_prompt
             self.num_hit_tokens += sequence.num_cached
         return True
@@ -222,12 +222,15 @@ class Ledger:
         self.num_draining_blocks += len(sequence.blocks)
         self._settle(sequence)
 
+    def _caches(self, sequence: Sequence) -> bool:
+        return self._enable_prefix_caching and sequence.is_cacheable
+
     def _cached(self, sequence: Sequence) -> list[BlockId]:
         """The blocks with the longest known beginning of the prompt.
 
         Never the whole prompt: its last token is computed, as the first output is sampled after it.
         """
-        if not self._enable_prefix_caching:
+        if not self._caches(sequence):
             return []
         self._extend_names(sequence)
         most = (sequence.num_prompt - 1) // self.block_size
@@ -237,7 +240,7 @@ class Ledger:
         """KV of positions [0, num_tokens) is in the blocks: others may find the full ones."""
         # A token that was sampled after the sequence's end is not known here, its KV is of no use.
         num_full = min(num_tokens, len(sequence.token_ids)) // self.block_size
-        if not self._enable_prefix_caching or num_full <= sequence.num_named:
+        if not self._caches(sequence) or num_full <= sequence.num_named:
             return
         self._extend_names(sequence)
         for i in range(sequence.num_named, num_full):

@@ -32,6 +32,7 @@ class Sequence:
     max_len: int  # tokens at most, prompt included
     arrived_s: float
     cache_salt: bytes = b""  # sequences of different salts share no KV
+    is_cacheable: bool = True  # False: it neither uses nor leaves anything in the prefix cache
 
     blocks: list[BlockId] = field(default_factory=list)
     block_names: list[PrefixHash] = field(default_factory=list)  # of full blocks, as far as needed
@@ -93,4 +94,5 @@ class Sequence:
             max_len=self.max_len,
             arrived_s=self.arrived_s,
             cache_salt=self.cache_salt,
+            is_cacheable=self.is_cacheable,
         )

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from pdserve.core.clock import Clock
 from pdserve.engine.batch import Batch, StepOutput
+from pdserve.rank.idle_trials import IdleTrials
 from pdserve.rank.ranks import Ranks, Step
 from pdserve.rank.step_meter import StepMeter
 
@@ -27,13 +28,15 @@ async def run_steps(
     arrivals: asyncio.Event,
     clock: Clock,
     meter: StepMeter,
+    trials: IdleTrials,
 ) -> AsyncIterator[float | None]:
     """Run steps for ever; pause for the owner after each plan and after each result.
 
     Yields None after planning and, after a result, when that step was submitted (seconds of
     ``clock``). The owner acts on the scheduler's events at each pause and sets ``arrivals``
     whenever there may be something new to plan. ``meter`` is told what each step took, from the end
-    of the one before it unless the loop paused. Raises RankError when the ranks are lost.
+    of the one before it unless the loop paused. ``trials`` are run while there is nothing to do.
+    Raises RankError when the ranks are lost.
     """
     in_flight: deque[tuple[Step, float]] = deque()
     ended_s: float | None = None  # when the step before ended; None: the loop paused since
@@ -43,7 +46,7 @@ async def run_steps(
             in_flight.append((ranks.submit(batch), clock.now_s()))
         yield None
         if not in_flight:
-            await arrivals.wait()
+            await trials.rest(arrivals, ranks, has_worked=ended_s is not None)
             ended_s = None
             continue
         step, submitted_s = in_flight.popleft()

@@ -5,11 +5,41 @@ there is no other difference. A step with both gives a sample of prefill, less w
 by what is known. Durations are the owner's, by its clock; nothing here knows the time.
 """
 
+from collections.abc import Iterable
+from dataclasses import dataclass
+
 from pdserve.core.cost import DecodeCost, LinkCost, NodeCosts, PrefillCost, attended
-from pdserve.core.cost_fit import CostFit
+from pdserve.core.cost_fit import CostFit, Sample
 from pdserve.engine.batch import Batch
 
 FIT_EVERY = 8  # steps; a fit takes about a millisecond
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Work:
+    """What a step computes: how many tokens of prompts and how many decodes, and over how much."""
+
+    num_prompt: int
+    pairs: float
+    num_decodes: int
+    context_tokens: int
+
+    @classmethod
+    def of(cls, batch: Batch) -> "_Work":
+        prompts = [chunk for chunk in batch.chunks if chunk.length > 1]
+        decodes = [chunk for chunk in batch.chunks if chunk.length == 1]
+        return cls(
+            num_prompt=sum(chunk.length for chunk in prompts),
+            pairs=sum(attended(chunk.length, chunk.start) for chunk in prompts),
+            num_decodes=len(decodes),
+            context_tokens=sum(chunk.start + 1 for chunk in decodes),
+        )
+
+    def prefill_sample(self, duration_s: float) -> Sample:
+        return Sample(duration_s, self.num_prompt, self.pairs)
+
+    def decode_sample(self, duration_s: float) -> Sample:
+        return Sample(duration_s, self.num_decodes, self.context_tokens)
 
 
 class StepMeter:
@@ -24,25 +54,36 @@ class StepMeter:
 
     def observe(self, batch: Batch, duration_s: float) -> None:
         """The step took so long, from when the ranks were free for it to its output."""
-        num_decodes = context_tokens = num_prompt = 0
-        pairs = 0.0
-        for chunk in batch.chunks:
-            length = chunk.length
-            if length == 1:
-                num_decodes += 1
-                context_tokens += chunk.start + 1
-            else:
-                num_prompt += length
-                pairs += attended(length, chunk.start)
+        work = _Work.of(batch)
         self._num_unfitted += 1
-        if not num_prompt:
-            if num_decodes:
-                self._decode_fit.observe(duration_s, num_decodes, context_tokens)
-        elif not num_decodes:
-            self._prefill_fit.observe(duration_s, num_prompt, pairs)
+        if not work.num_prompt:
+            if work.num_decodes:
+                self._decode_fit.observe(*work.decode_sample(duration_s))
+        elif not work.num_decodes:
+            self._prefill_fit.observe(*work.prefill_sample(duration_s))
         elif self._decode is not None:
-            beside_s = self._decode.marginal_s(num_decodes, context_tokens)
-            self._prefill_fit.observe(duration_s - beside_s, num_prompt, pairs)
+            beside_s = self._decode.marginal_s(work.num_decodes, work.context_tokens)
+            self._prefill_fit.observe(*work.prefill_sample(duration_s - beside_s))
+
+    def mend(self, trials: Iterable[tuple[Batch, float]]) -> dict[str, float]:
+        """Steps of an idle node, each of one kind of work, took so long: bring the costs to their
+        pace. Returns by which factor those of each kind changed, where they did.
+        """
+        prefills, decodes = [], []
+        for batch, duration_s in trials:
+            work = _Work.of(batch)
+            if work.num_prompt:
+                prefills.append(work.prefill_sample(duration_s))
+            else:
+                decodes.append(work.decode_sample(duration_s))
+        factors = {
+            "prefill": self._prefill_fit.mend(prefills),
+            "decode": self._decode_fit.mend(decodes),
+        }
+        changed = {kind: factor for kind, factor in factors.items() if factor != 1.0}
+        if changed:
+            self._fit()
+        return changed
 
     def costs(self, link: LinkCost | None = None) -> NodeCosts:
         """All that is known now; ``link`` is measured elsewhere."""

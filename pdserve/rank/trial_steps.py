@@ -38,10 +38,9 @@ class TrialLimits:
     def trials(self, *, block_size: int, num_blocks: int) -> Iterator[list[Batch]]:
         """Each one's steps, the last of which gives the slots back."""
         capacity = min(self.max_len, block_size * num_blocks)
-        num_decodes = min(NUM_DECODES, capacity - 1) if self.decodes else 0
+        num_decodes = self.num_decodes(capacity)
         most = capacity - num_decodes
-        chunk_len = min(self.chunk_len, self.max_num_batched_tokens, most)
-        short = min(SHORT_LEN, chunk_len)
+        short, quarter, chunk_len = self.lengths(capacity)
         blocks_each = -(-(short + num_decodes) // block_size)
         beside = min(
             NUM_BESIDE,
@@ -49,11 +48,20 @@ class TrialLimits:
             self.max_num_batched_tokens // short,
             num_blocks // blocks_each,
         )
-        one, wide = [[short]], [[short]] * beside
+        one, few, wide = [[short]], [[quarter]], [[short]] * beside
         long = [[chunk_len] * min(2, most // chunk_len)]
-        quarter = [[-(-chunk_len // 4)]]
-        for prompts in (one, quarter, wide, long) * 2:  # the machine may be busy, or steps new
+        for prompts in (one, few, wide, long) * 2:  # the machine may be busy, or steps new
             yield list(_life(prompts, num_decodes, block_size))
+
+    def num_decodes(self, capacity: int) -> int:
+        """Decode steps of a trial where one sequence may have ``capacity`` tokens."""
+        return min(NUM_DECODES, capacity - 1) if self.decodes else 0
+
+    def lengths(self, capacity: int) -> tuple[int, int, int]:
+        """Tokens of a short chunk, of a quarter of a whole one, and of a whole one."""
+        most = capacity - self.num_decodes(capacity)
+        whole = min(self.chunk_len, self.max_num_batched_tokens, most)
+        return min(SHORT_LEN, whole), -(-whole // 4), whole
 
 
 def trial_limits(spec: NodeSpec) -> TrialLimits:

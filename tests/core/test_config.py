@@ -68,6 +68,8 @@ POOL_VALUES = [
     ("block_size", 0, "1 and more"),
     ("overtake_s", -0.5, "0 and more"),
     ("overtake_s", 1e300, "at most 1000000000"),
+    ("remeasure_idle_s", 0, "more than 0"),
+    ("remeasure_idle_s", 1e300, "at most 1000000000"),
     ("device", "gpu", "auto, cpu, cuda"),
     ("gpu_memory_utilization", 0, "above 0, at most 1"),
     ("gpu_memory_utilization", 1.1, "above 0, at most 1"),

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from pdserve.core.cost_fit import MAX_BUCKETS, CostFit
+from pdserve.core.cost_fit import MAX_BUCKETS, CostFit, Sample
 
 SIZES = [(n, n * (start + n / 2)) for n, start in product((16, 64, 200, 512), (0, 512, 2048))]
 A = st.floats(1e-4, 0.1)
@@ -99,3 +99,29 @@ def test_memory_is_bounded_by_the_buckets() -> None:
         for j in range(40):
             fit.observe(1.0, 2.0**i, 2.0**j)
     assert len(fit._buckets) == MAX_BUCKETS
+
+
+@given(A, B, C, st.floats(0.01, 100).filter(lambda pace: not 0.7 < pace < 1.5))
+def test_a_few_sizes_tried_again_bring_all_others_to_their_pace(
+    a: float, b: float, c: float, pace: float
+) -> None:
+    fit = CostFit()
+    for _ in range(12):
+        for x, y in SIZES:
+            fit.observe(seconds(a, b, c, x, y), x, y)
+    tried = [Sample(pace * seconds(a, b, c, x, y), x, y) for x, y in SIZES[:2]]
+    slower = [sample._replace(seconds=7 * sample.seconds) for sample in tried]
+    assert fit.mend([*slower, *tried, *slower]) == pytest.approx(pace)
+    found = fit.coefficients()
+    assert found is not None
+    for x, y in SIZES:
+        assert seconds(*found, x, y) == pytest.approx(pace * seconds(a, b, c, x, y), rel=0.01)
+    assert fit.mend(tried) == 1.0
+
+
+def test_sizes_that_were_never_seen_tell_no_pace() -> None:
+    fit = CostFit()
+    fit.observe(0.25, 100, 5000)
+    before = fit.coefficients()
+    assert fit.mend([Sample(9.0, 1, 1), Sample(math.nan, 100, 5000)]) == 1.0
+    assert fit.coefficients() == before

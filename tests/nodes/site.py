@@ -13,6 +13,7 @@ from pdserve.core.errors import NodeLostError, RankError
 from pdserve.core.node import NodeAddress
 from pdserve.rank.handshake import make_record
 from pdserve.rank.running_node import RunningNode
+from pdserve.rank.step_meter import StepMeter
 from pdserve.rpc import convert
 from pdserve.rpc.session import CHANNEL_OPTIONS, DEFAULT_SILENCE_S, PROTOCOL_VERSION, Outbox, listen
 from pdserve.rpc.v1 import session_pb2, session_pb2_grpc
@@ -66,18 +67,27 @@ class Site:
         assert isinstance(node, DecodeNode | PrefillNode)
         return make_record(node.spec, self.ranks[name])
 
-    async def start_decode(self, config: DecodeConfig | None = None, **options) -> None:
+    async def start_decode(
+        self, config: DecodeConfig | None = None, *, meter: StepMeter | None = None, **options
+    ) -> None:
         pool = config or DecodeConfig(max_num_seqs=32, max_num_batched_tokens=64)
         spec, ranks = self._prepare("decode-0", pool, **options)
-        self.nodes["decode-0"] = await start_decode_node(spec, ranks, silence_s=self._silence_s)
+        self.nodes["decode-0"] = await start_decode_node(
+            spec, ranks, silence_s=self._silence_s, meter=meter
+        )
 
     async def start_prefill(
-        self, name: str, config: PrefillConfig | None = None, **options
+        self,
+        name: str,
+        config: PrefillConfig | None = None,
+        *,
+        meter: StepMeter | None = None,
+        **options,
     ) -> NodeAddress:
         """Start a prefill node, or start it anew; nobody is told."""
         pool = config or PrefillConfig(max_num_batched_tokens=32)
         spec, ranks = self._prepare(name, pool, **options)
-        node = await start_prefill_node(spec, ranks, silence_s=self._silence_s)
+        node = await start_prefill_node(spec, ranks, silence_s=self._silence_s, meter=meter)
         self.nodes[name] = node
         return node.address
 
