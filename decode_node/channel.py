@@ -36,7 +36,7 @@ class StreamLink:
         self.peer = peer
         self._outbox = outbox
 
-    def ask(self, handoff: HandoffId, sequence: Sequence) -> None:
+    def ask(self, handoff: HandoffId, sequence: Sequence, traceparent: str | None) -> None:
         task = session_pb2.PrefillTask(
             handoff=convert.handoff_to_proto(handoff),
             token_ids=sequence.token_ids,
@@ -45,6 +45,7 @@ class StreamLink:
             sampling=convert.sampling_to_proto(sequence.sampling),
             start=sequence.num_cached,
             cache_salt=sequence.cache_salt,
+            traceparent=traceparent or "",
         )
         self._outbox.put(session_pb2.PrefillRequest(prefill=task))
 

@@ -37,7 +37,7 @@ class PrefillLink(Protocol):
     @property
     def peer(self) -> Peer: ...
 
-    def ask(self, handoff: HandoffId, sequence: Sequence) -> None:
+    def ask(self, handoff: HandoffId, sequence: Sequence, traceparent: str | None) -> None:
         """Ask for the prefill of the sequence's tokens, and for the KV that is not cached here."""
 
     def cancel(self, handoff: HandoffId) -> None:
@@ -160,7 +160,7 @@ class Legs:
                 blocks=tuple(sequence.blocks[:num_blocks]),
             )
         )
-        link.ask(handoff, sequence)
+        link.ask(handoff, sequence, state.span.traceparent if state.span else None)
 
     def get(self, handoff: HandoffId) -> Leg | None:
         return self._legs.get(handoff)

@@ -11,6 +11,7 @@ import logging
 from decode_node.events import Admitted, Event, Forked, NewToken, Replaced
 from decode_node.intake import make_sequence, read_first_tokens
 from decode_node.legs import Arrived, Failed, Leg, LegNews, Legs, PrefillLink
+from decode_node.observer import Observer
 from decode_node.prefill_breakers import PrefillBreakers
 from decode_node.requests import RequestState, RouterSession
 from decode_node.scheduler import DecodeLimits, DecodeScheduler
@@ -43,6 +44,7 @@ from pdserve.rank.step_loop import run_steps
 from pdserve.rank.step_meter import StepMeter
 from pdserve.rpc import convert
 from pdserve.rpc.v1 import session_pb2
+from pdserve.telemetry.traces import Tracer
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +53,12 @@ class DecodeNode:
     """Owns all state of the node; every method runs in the node's event loop."""
 
     def __init__(
-        self, spec: NodeSpec, ranks: Ranks, clock: Clock, meter: StepMeter | None = None
+        self,
+        spec: NodeSpec,
+        ranks: Ranks,
+        clock: Clock,
+        meter: StepMeter | None = None,
+        tracer: Tracer | None = None,
     ) -> None:
         assert isinstance(spec.pool, DecodeConfig)
         self.spec = spec
@@ -59,6 +66,7 @@ class DecodeNode:
         self.readiness = Readiness()
         self._ranks = ranks
         self._clock = clock
+        self._observer = Observer(spec, tracer, clock)
         ledger = Ledger(
             num_blocks=ranks.num_blocks,
             block_size=ranks.layout.block_size,
@@ -93,6 +101,7 @@ class DecodeNode:
         self.readiness.lose(str(error))
         for state in self._requests.values():
             state.put_failure(error, retryable=True)
+            self._observer.ended(state.timing, state.span, error.kind)
         self._requests.clear()
         for session in self._sessions:
             session.flush()
@@ -210,6 +219,10 @@ class DecodeNode:
             prefill_chunk=self._limits.local_chunk,
         )
 
+    def metrics(self) -> str:
+        """The node's own numbers, as Prometheus reads them."""
+        return self._observer.metrics.expose(self.status([]), self._meter.tally)
+
     # ---- the scheduler's events -------------------------------------------------------------
 
     def _act(self) -> None:
@@ -261,6 +274,7 @@ class DecodeNode:
             for leg in self.legs.of(state):
                 self.legs.drop(leg.sequence)
             state.put_timeline()
+            self._observer.ended(state.timing, state.span)
 
     def _prefill(self, state: RequestState, sequence: Sequence) -> None:
         """Have a reserved sequence prefilled by the next stop of its route."""
@@ -273,8 +287,9 @@ class DecodeNode:
         route = state.request.route
         if route.prefill_nodes and not route.local_allowed:
             reason = state.last_failure or "no prefill node of its route is connected"
-            self._end(state)
-            state.put_failure(PrefillFailedError(f"prefill: {reason}"), retryable=True)
+            failure = PrefillFailedError(f"prefill: {reason}")
+            self._end(state, failure.kind)
+            state.put_failure(failure, retryable=True)
             return
         is_routed_here = not route.prefill_nodes
         state.take_route(RouteTaken.LOCAL if is_routed_here else RouteTaken.FALLBACK)
@@ -341,6 +356,7 @@ class DecodeNode:
                     if leg.has_first_tokens:
                         self._join(leg)
                 case Failed(leg=leg, kind=kind, message=message):
+                    self._observer.metrics.handoff_failed(kind)
                     self._go_on(leg, kind, message)
         self._act()
 
@@ -376,19 +392,21 @@ class DecodeNode:
             arrived_s=now_s,
         )
         timing = Timing(node=self.spec.name, submitted_s=now_s)
-        state = RequestState(request=request, session=session, timing=timing)
+        span = self._observer.begun(request)
+        state = RequestState(request=request, session=session, timing=timing, span=span)
         state.live(sequence)
         self._requests[request.key] = state
         assert self.scheduler.fits(sequence)
         self.scheduler.add(sequence)
         self.scheduler.admit()
 
-    def _end(self, state: RequestState) -> None:
+    def _end(self, state: RequestState, error: str | None = "aborted") -> None:
         """Free all that a request holds; nobody is told."""
         del self._requests[state.request.key]
         for sequence in (*state.sequences, *(leg.sequence for leg in self.legs.of(state))):
             self.scheduler.remove(sequence)
             self.legs.drop(sequence)
+        self._observer.ended(state.timing, state.span, error)
 
 
 def _sequence_of(event: Event) -> Sequence:

@@ -11,6 +11,7 @@ from pdserve.engine.sequence import Sequence
 from pdserve.rpc import convert
 from pdserve.rpc.session import Outbox
 from pdserve.rpc.v1 import session_pb2
+from pdserve.telemetry.traces import Span
 
 
 class RouterSession:
@@ -60,6 +61,7 @@ class RequestState:
     request: Request
     session: RouterSession
     timing: Timing
+    span: Span | None = None  # None: it is not traced
     last_failure: str | None = None
     _route_taken: RouteTaken = RouteTaken.LOCAL
     _is_route_settled: bool = False

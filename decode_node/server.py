@@ -21,6 +21,7 @@ from pdserve.rank.step_meter import StepMeter
 from pdserve.rpc.network import GrpcNetwork, Network
 from pdserve.rpc.session import DEFAULT_SILENCE_S, Outbox, listen
 from pdserve.rpc.v1 import session_pb2, session_pb2_grpc
+from pdserve.telemetry.traces import Tracer
 
 logger = logging.getLogger(__name__)
 
@@ -75,13 +76,14 @@ async def start_decode_node(
     silence_s: float = DEFAULT_SILENCE_S,
     meter: StepMeter | None = None,
     network: Network | None = None,
+    tracer: Tracer | None = None,
 ) -> RunningDecodeNode:
     """Start serving with ranks that are ready. Raises ConfigError if no port is free.
 
     Who says nothing for ``silence_s``, a router or a prefill node, is taken for dead. ``meter``
     knows what was measured before.
     """
-    node = DecodeNode(spec, ranks, clock or MonotonicClock(), meter)
+    node = DecodeNode(spec, ranks, clock or MonotonicClock(), meter, tracer)
     servicer = _Servicer(node, ranks, silence_s)
 
     def register(server: grpc.aio.Server) -> None:

@@ -16,6 +16,7 @@ class Timing:
     node: str
     submitted_s: float
     stages: list[Stage] = field(default_factory=list)
+    _ends_s: list[float] = field(default_factory=list)  # of the stages
     _is_admitted: bool = False
     _local_started_s: float | None = None
     _first_tokens_s: float | None = None
@@ -26,7 +27,7 @@ class Timing:
         """Blocks were reserved."""
         if not self._is_admitted:
             self._is_admitted = True
-            self._add("reserve", self.node, now_s - self.submitted_s)
+            self._add("reserve", self.node, now_s - self.submitted_s, now_s)
 
     def local_started(self, now_s: float) -> None:
         """The prompt is prefilled on this node."""
@@ -37,15 +38,15 @@ class Timing:
         """First tokens came from a prefill node, with the time it took by its own clock."""
         if self._decoding_from_s is None:
             self._first_tokens_s = now_s
-            self._add("prefill_queue", node, queue_s)
-            self._add("prefill", node, prefill_s)
+            self._add("prefill_queue", node, queue_s, now_s)
+            self._add("prefill", node, prefill_s, now_s)
 
     def transferred(self, now_s: float) -> None:
         """All KV is in, and the first tokens are known."""
         if self._decoding_from_s is None:
             assert self._first_tokens_s is not None
             self._decoding_from_s = now_s
-            self._add("transfer", self.node, now_s - self._first_tokens_s)
+            self._add("transfer", self.node, now_s - self._first_tokens_s, now_s)
 
     def stepped(self, now_s: float, submitted_s: float, *, is_decode: bool) -> None:
         """A step of this node, submitted then, gave a token; not ``is_decode``: of a prompt."""
@@ -53,13 +54,18 @@ class Timing:
             assert not is_decode
             assert self._local_started_s is not None
             self._decoding_from_s = now_s
-            self._add("prefill", self.node, now_s - self._local_started_s)
+            self._add("prefill", self.node, now_s - self._local_started_s, now_s)
         elif is_decode and not self._is_done:
             self._is_done = True
             # A step planned ahead of the prompt's result did not wait, and began with that result.
             began_s = max(submitted_s, self._decoding_from_s)
-            self._add("decode_queue", self.node, began_s - self._decoding_from_s)
-            self._add("first_decode", self.node, now_s - began_s)
+            self._add("decode_queue", self.node, began_s - self._decoding_from_s, began_s)
+            self._add("first_decode", self.node, now_s - began_s, now_s)
 
-    def _add(self, name: str, node: str, duration_s: float) -> None:
+    def timed(self) -> list[tuple[Stage, float]]:
+        """The stages, and when each was over, or its news here."""
+        return list(zip(self.stages, self._ends_s, strict=True))
+
+    def _add(self, name: str, node: str, duration_s: float, end_s: float) -> None:
+        self._ends_s.append(end_s)
         self.stages.append(Stage(name=name, node=node, duration_s=duration_s))

@@ -42,7 +42,9 @@ from pdserve.rank.step_meter import StepMeter
 from pdserve.rpc import convert
 from pdserve.rpc.session import Outbox
 from pdserve.rpc.v1 import session_pb2
+from pdserve.telemetry.traces import Span, Tracer
 from prefill_node.link_meter import LinkMeter
+from prefill_node.observer import Observer
 from prefill_node.scheduler import PrefillScheduler, TokensComputed
 from prefill_node.sessions import DecodeSession
 
@@ -57,14 +59,22 @@ class _Prefill:
     session: DecodeSession
     sequence: Sequence
     sender: handoffs.SenderHandoff
+    span: Span | None  # None: it is not traced
     first_planned_s: float | None = None
+    times_s: tuple[float, float] | None = None  # in the queue and in work, once it is computed
+    error: str | None = None  # what ended it, other than its last byte
 
 
 class PrefillNode:
     """Owns all state of the node; every method runs in the node's event loop."""
 
     def __init__(
-        self, spec: NodeSpec, ranks: Ranks, clock: Clock, meter: StepMeter | None = None
+        self,
+        spec: NodeSpec,
+        ranks: Ranks,
+        clock: Clock,
+        meter: StepMeter | None = None,
+        tracer: Tracer | None = None,
     ) -> None:
         assert isinstance(spec.pool, PrefillConfig)
         self.spec = spec
@@ -77,6 +87,7 @@ class PrefillNode:
         self.readiness = Readiness()
         self._ranks = ranks
         self._clock = clock
+        self._observer = Observer(spec, tracer, clock)
         ledger = Ledger(
             num_blocks=ranks.num_blocks,
             block_size=ranks.layout.block_size,
@@ -212,6 +223,10 @@ class PrefillNode:
             prefill_chunk=self._chunk_len,
         )
 
+    def metrics(self) -> str:
+        """The node's own numbers, as Prometheus reads them."""
+        return self._observer.metrics.expose(self.status([]), self._meter.tally)
+
     # ---- begin of a prefill -----------------------------------------------------------------
 
     def _take_on(
@@ -232,7 +247,8 @@ class PrefillNode:
             unit=gcd(self._ranks.layout.block_size, theirs),
             start=task.start,
         )
-        prefill = _Prefill(handoff, session, sequence, sender)
+        span = self._observer.begun(handoff, sequence.num_prompt, task.traceparent or None)
+        prefill = _Prefill(handoff, session, sequence, sender, span)
         self._prefills[handoff] = self._by_sequence[sequence] = prefill
         self.scheduler.add(sequence)
         self._arrivals.set()
@@ -322,9 +338,12 @@ class PrefillNode:
                 case handoffs.Push(start=start, stop=stop, last=last):
                     self._push(prefill, start, stop, last)
                 case handoffs.Cancel():
+                    prefill.error = prefill.error or "aborted"
                     self.scheduler.remove(prefill.sequence)
                     self._ranks.kv(CancelSend(handoff=prefill.handoff))
                 case handoffs.Report(kind=kind, message=message):
+                    prefill.error = kind
+                    self._observer.metrics.handoff_failed(kind)
                     prefill.session.put_failure(prefill.handoff, kind, message)
                     prefill.session.flush()
                 case handoffs.Free():
@@ -349,17 +368,21 @@ class PrefillNode:
         del self._prefills[prefill.handoff]
         del self._by_sequence[prefill.sequence]
         self.scheduler.release(prefill.sequence)
+        self._observer.ended(prefill.span, prefill.times_s, prefill.error)
         self._arrivals.set()
 
     def _first_tokens(self, prefill: _Prefill, first: Sampled) -> session_pb2.FirstTokens:
         now_s = self._clock.now_s()
         begun_s = prefill.first_planned_s
         assert begun_s is not None
+        queue_s, prefill_s = begun_s - prefill.sequence.arrived_s, now_s - begun_s
+        prefill.times_s = queue_s, prefill_s
+        self._observer.computed(prefill.span, queue_s=queue_s, prefill_s=prefill_s)
         return session_pb2.FirstTokens(
             handoff=convert.handoff_to_proto(prefill.handoff),
             token_ids=first.tokens,
             logprobs=[convert.logprobs_to_proto(item) for item in first.logprobs],
-            queue_s=begun_s - prefill.sequence.arrived_s,
-            prefill_s=now_s - begun_s,
+            queue_s=queue_s,
+            prefill_s=prefill_s,
             cached_tokens=prefill.sequence.num_cached,
         )

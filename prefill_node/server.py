@@ -19,6 +19,7 @@ from pdserve.rpc import convert
 from pdserve.rpc.network import GrpcNetwork, Network
 from pdserve.rpc.session import DEFAULT_SILENCE_S, Outbox, listen
 from pdserve.rpc.v1 import session_pb2, session_pb2_grpc
+from pdserve.telemetry.traces import Tracer
 from prefill_node.node import PrefillNode
 from prefill_node.sessions import DecodeSession
 
@@ -33,13 +34,14 @@ async def start_prefill_node(
     silence_s: float = DEFAULT_SILENCE_S,
     meter: StepMeter | None = None,
     network: Network | None = None,
+    tracer: Tracer | None = None,
 ) -> RunningNode:
     """Start serving with ranks that are ready. Raises ConfigError if no port is free.
 
     A decode node that says nothing for ``silence_s`` is taken for dead. ``meter`` knows what
     was measured before.
     """
-    node = PrefillNode(spec, ranks, clock or MonotonicClock(), meter)
+    node = PrefillNode(spec, ranks, clock or MonotonicClock(), meter, tracer)
     servicer = _Servicer(node, ranks, silence_s)
 
     def register(server: grpc.aio.Server) -> None:

@@ -277,7 +277,6 @@ class _NodeChannel:
             max_model_len=welcome.max_model_len,
             ranks=rank_places(welcome.ranks),
             transport=welcome.transport or None,
-            metrics_address=welcome.metrics_address or None,
             problem=None,
         )
         logger.info("%s: connected at %s", address.name, address.address)

@@ -21,11 +21,14 @@ def add_metrics_routes(app: FastAPI, service: Service) -> None:
     async def targets() -> list[dict[str, object]]:
         return [
             {
-                "targets": [view.metrics_address],
-                "labels": {"node": view.name, "role": view.role.value},
+                "targets": [view.address.metrics_address],
+                "labels": {
+                    "__meta_pdserve_node": view.name,
+                    "__meta_pdserve_role": view.role.value,
+                },
             }
             for view in service.channels.views()
-            if view.metrics_address is not None
+            if view.address.metrics_address is not None
         ]
 
 

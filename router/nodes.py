@@ -60,7 +60,6 @@ class NodeView:
     barred: str | None = None  # why nothing new is sent there, connected or not
     breaker: BreakerState = BreakerState.CLOSED
     transport: str | None = None  # what carries its KV; None: it has not said
-    metrics_address: str | None = None  # where its own metrics are scraped, if anywhere
 
     @property
     def name(self) -> str:

@@ -4,11 +4,12 @@ A node is one TP group with its front. Each start of a node is another *incarnat
 the node to peers, so that nothing of a dead incarnation can be taken for the living one's.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from pdserve.core.config import DecodeConfig, KvTransferConfig, PrefillConfig
 from pdserve.core.model_spec import ModelSpec
+from pdserve.core.observability_config import ObservabilityConfig
 
 
 class Role(StrEnum):
@@ -26,6 +27,7 @@ class NodeAddress:
     role: Role
     incarnation: str
     address: str  # host:port
+    metrics_address: str | None = None  # where its own numbers are scraped, if anywhere
 
 
 class Standing(StrEnum):
@@ -72,3 +74,4 @@ class NodeSpec:
     kv_transfer: KvTransferConfig
     transport: str
     depth: int  # steps in flight
+    observability: ObservabilityConfig = field(default_factory=ObservabilityConfig)

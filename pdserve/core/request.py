@@ -93,7 +93,7 @@ class Request:
 
     ``token_ids[:prompt_len]`` is the client's prompt; what follows are output tokens that the
     client already has (a retry). ``choices`` are the indices of the wanted continuations (``n``).
-    KV is shared only between requests of one ``cache_salt``.
+    KV is shared only between requests of one ``cache_salt``. ``traceparent`` is the router's span.
     """
 
     request_id: str
@@ -104,6 +104,7 @@ class Request:
     sampling: SamplingParams
     route: Route
     cache_salt: bytes = b""
+    traceparent: str | None = None  # None: not traced
 
     @property
     def key(self) -> RequestKey:

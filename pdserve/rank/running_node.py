@@ -117,4 +117,5 @@ def make_welcome(
         model_fingerprint=spec.model.fingerprint,
         max_model_len=max_model_len,
         ranks=ranks,
+        transport=spec.transport,
     )

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pdserve.core.cost import DecodeCost, LinkCost, NodeCosts, PrefillCost, attended
 from pdserve.core.cost_fit import CostFit, Sample
 from pdserve.engine.batch import Batch
+from pdserve.rank.step_tally import StepTally
 
 FIT_EVERY = 8  # steps; a fit takes about a millisecond
 
@@ -46,6 +47,7 @@ class StepMeter:
     """Fed with each step, asked for the costs about once a second."""
 
     def __init__(self) -> None:
+        self.tally = StepTally()
         self._prefill_fit = CostFit()
         self._decode_fit = CostFit()
         self._prefill: PrefillCost | None = None
@@ -54,6 +56,7 @@ class StepMeter:
 
     def observe(self, batch: Batch, duration_s: float) -> None:
         """The step took so long, from when the ranks were free for it to its output."""
+        self.tally.observe(batch, duration_s)
         work = _Work.of(batch)
         self._num_unfitted += 1
         if not work.num_prompt:

@@ -85,6 +85,7 @@ def request_to_proto(request: Request) -> session_pb2.NodeRequest:
         sampling=sampling_to_proto(request.sampling),
         route=route,
         cache_salt=request.cache_salt,
+        traceparent=request.traceparent or "",
     )
 
 
@@ -103,6 +104,7 @@ def request_from_proto(message: session_pb2.NodeRequest) -> Request:
         sampling=sampling_from_proto(message.sampling),
         route=route,
         cache_salt=message.cache_salt,
+        traceparent=message.traceparent or None,
     )
 
 

@@ -1,0 +1,55 @@
+"""Spans of requests, as the parts of pdserve see them. What makes them real is loaded by name.
+
+Without ``observability.tracing`` there is no tracer, and nothing of OpenTelemetry is imported.
+A span is carried to the next process as a W3C ``traceparent``.
+"""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from pdserve.core.errors import ConfigError
+from pdserve.core.plugin import load_plugin
+
+Attributes = Mapping[str, str | int | float | bool]
+
+TRACERS = {"otel": "pdserve.telemetry.otel_tracer:start_tracer"}
+
+
+class Span(Protocol):
+    """One process's part of a request, begun and not ended. Times are of the process's clock."""
+
+    @property
+    def traceparent(self) -> str:
+        """For the parts of it that other processes do."""
+
+    def stage(self, name: str, *, start_s: float, end_s: float) -> None:
+        """A stage within it that is over."""
+
+    def end(self, *, end_s: float, attributes: Attributes, error: str | None) -> None:
+        """It is over; ``error`` says by what, if not by success."""
+
+
+class Tracer(Protocol):
+    """Begins spans and sees to it that they get where they are wanted, without making anybody
+    wait.
+    """
+
+    def start(
+        self, name: str, *, parent: str | None, start_s: float, attributes: Attributes
+    ) -> Span:
+        """``parent``: a traceparent. One that is none counts as none."""
+
+    def close(self) -> None:
+        """Send what is left. Takes seconds where nobody answers."""
+
+
+def make_tracer(process: str) -> Tracer:
+    """The tracer of this process. Raises ConfigError where OpenTelemetry is not installed."""
+    try:
+        start = load_plugin(TRACERS["otel"])
+    except ImportError as error:
+        raise ConfigError(
+            f"observability.tracing: {error}; it needs pip install 'pdserve[otel]'"
+        ) from error
+    tracer: Tracer = start(process)
+    return tracer
