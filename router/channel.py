@@ -314,7 +314,7 @@ def _new_outbox() -> Outbox[session_pb2.RouterMessage]:
 
 def _is_refusal(error: NodeLostError) -> bool:
     cause = error.__cause__
-    return (
-        isinstance(cause, grpc.aio.AioRpcError)
-        and cause.code() is grpc.StatusCode.FAILED_PRECONDITION
+    return isinstance(cause, grpc.aio.AioRpcError) and cause.code() in (
+        grpc.StatusCode.FAILED_PRECONDITION,
+        grpc.StatusCode.UNAUTHENTICATED,
     )

@@ -41,7 +41,7 @@ class RequireKey(grpc.aio.ServerInterceptor):
             await fail(context, error)
 
         # A method that streams reads nothing by itself, whatever the client's side of it is.
-        return grpc.stream_unary_rpc_method_handler(refuse)  # type: ignore[arg-type]
+        return grpc.stream_unary_rpc_method_handler(refuse)
 
 
 def authorization_of(metadata: Metadata) -> str | None:

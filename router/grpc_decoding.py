@@ -60,7 +60,7 @@ class ReadOneMessage(grpc.aio.ServerInterceptor):
         )
         answer = _streaming if handler.response_streaming else _single
         return make(
-            answer(handler, self._timeout_s),  # type: ignore[operator]
+            answer(handler, self._timeout_s),
             request_deserializer=_decoding(handler),
             response_serializer=handler.response_serializer,
         )

@@ -35,6 +35,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._num_head_bytes = 0  # as they came, perhaps with some of the body
         self._head_size = 0  # as they were parsed
         self._is_head_too_large = False
+        self._num_unanswered = 0
         self._timer: asyncio.TimerHandle | None = None  # for the head, the body or the end
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -76,6 +77,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._in_head = False
+        self._num_unanswered += 1
         self._watch(self._limits.body_timeout_s, self._on_late_body)
         super().on_headers_complete()
 
@@ -86,6 +88,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
+        self._num_unanswered -= 1
         unread = self.cycle.response_complete and self.cycle.more_body
         if unread and not self.transport.is_closing():
             self._watch(LINGER_S, self.transport.close)
@@ -115,7 +118,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._watch(self._limits.header_timeout_s, self._on_late_head)
 
     def _on_late_head(self) -> None:
-        if self.cycle is not None and not self.cycle.response_complete:
+        if self._num_unanswered:
             self._watch_head()  # an earlier request is still being answered
         elif self._num_head_bytes:
             self._refuse(TIMED_OUT, f"the head took more than {self._limits.header_timeout_s:g} s")

@@ -113,7 +113,7 @@ async def start_router(
     tokenizer.
     """
     service = make_service(
-        spec, clock or MonotonicClock(), silence_s, GrpcNetwork(), new_id=_random_id
+        spec, clock or MonotonicClock(), silence_s, GrpcNetwork(spec.access), new_id=_random_id
     )
     http_socket = _listen(spec.config)
     try:

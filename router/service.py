@@ -11,6 +11,7 @@ from pathlib import Path
 
 from pdserve.core.api_keys import ApiKey
 from pdserve.core.clock import Clock
+from pdserve.core.cluster_access import ClusterAccess
 from pdserve.core.config import RouterConfig
 from pdserve.core.model_spec import ModelSpec
 from pdserve.core.node import NodeAddress, Role
@@ -44,6 +45,7 @@ class RouterSpec:
     )  # who has it may give orders; None: nobody may
     api_keys: tuple[ApiKey, ...] | None = None  # with those of the file; both None: no key is asked
     api_keys_file: Path | None = None
+    access: ClusterAccess | None = None  # to the nodes; None: theirs is open
     caching: frozenset[Role] = frozenset(Role)  # pools that keep KV of prompts for later ones
     nodes: tuple[NodeAddress, ...] = ()  # more come by Router.set_nodes
 

@@ -90,7 +90,7 @@ async def start_server(
     low, high = spec.port_range or (0, 0)
     for port in range(low, high + 1):
         try:
-            bound = server.add_insecure_port(f"{spec.host}:{port}")
+            bound = network.bind(server, f"{spec.host}:{port}")
         except RuntimeError:
             continue
         await server.start()

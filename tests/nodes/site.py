@@ -15,6 +15,7 @@ from pdserve.rank.handshake import make_record
 from pdserve.rank.running_node import RunningNode
 from pdserve.rank.step_meter import StepMeter
 from pdserve.rpc import convert
+from pdserve.rpc.network import GrpcNetwork, Network
 from pdserve.rpc.session import CHANNEL_OPTIONS, DEFAULT_SILENCE_S, PROTOCOL_VERSION, Outbox, listen
 from pdserve.rpc.v1 import session_pb2, session_pb2_grpc
 from prefill_node.node import PrefillNode
@@ -38,7 +39,14 @@ HEARTBEAT = session_pb2.RouterMessage(heartbeat=session_pb2.Heartbeat())
 class Site:
     """What runs, and how to start more. ``async with Site() as site`` ends all of it."""
 
-    def __init__(self, *, longest_s: float = 0.002, silence_s: float = DEFAULT_SILENCE_S) -> None:
+    def __init__(
+        self,
+        *,
+        longest_s: float = 0.002,
+        silence_s: float = DEFAULT_SILENCE_S,
+        network: Network | None = None,
+    ) -> None:
+        self._network = network or GrpcNetwork()
         self.model = FakeModel(VOCAB_SIZE)
         self.post = RunningPost(longest_s=longest_s)
         self.fabric = Fabric(self.post, self.model)
@@ -73,7 +81,7 @@ class Site:
         pool = config or DecodeConfig(max_num_seqs=32, max_num_batched_tokens=64)
         spec, ranks = self._prepare("decode-0", pool, **options)
         self.nodes["decode-0"] = await start_decode_node(
-            spec, ranks, silence_s=self._silence_s, meter=meter
+            spec, ranks, silence_s=self._silence_s, meter=meter, network=self._network
         )
 
     async def start_prefill(
@@ -87,7 +95,9 @@ class Site:
         """Start a prefill node, or start it anew; nobody is told."""
         pool = config or PrefillConfig(max_num_batched_tokens=32)
         spec, ranks = self._prepare(name, pool, **options)
-        node = await start_prefill_node(spec, ranks, silence_s=self._silence_s, meter=meter)
+        node = await start_prefill_node(
+            spec, ranks, silence_s=self._silence_s, meter=meter, network=self._network
+        )
         self.nodes[name] = node
         return node.address
 

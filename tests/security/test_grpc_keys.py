@@ -31,7 +31,9 @@ async def closed(make_world: WorldMaker):
         yield made
 
 
-async def refusal(world: World, method: str, given: tuple[tuple[str, str], ...]) -> grpc.RpcError:
+async def refusal(
+    world: World, method: str, given: tuple[tuple[str, str], ...]
+) -> grpc.aio.AioRpcError:
     """Of a call that never sends its message: it is not waited for."""
 
     async def nothing():
@@ -63,7 +65,8 @@ async def test_without_a_key_of_ours_every_method_is_closed(
 ) -> None:
     error = await refusal(closed, method, given)
     assert error.code() is grpc.StatusCode.UNAUTHENTICATED
-    assert not any(key[:-1] in error.details() for key in (ALICE, STRANGER, TOKEN))
+    details = error.details() or ""
+    assert not any(key[:-1] in details for key in (ALICE, STRANGER, TOKEN))
 
 
 async def test_health_is_open(closed: World) -> None:
@@ -100,7 +103,7 @@ async def test_only_whose_request_it_is_may_end_it(closed: World) -> None:
         AsyncClient(address, api_key=ALICE) as alice,
         AsyncClient(address, api_key=BOB) as bob,
     ):
-        call = asyncio.create_task(alice.generate("Hello"))
+        call = asyncio.ensure_future(alice.generate("Hello"))
         request = await closed.decode[0].arrivals.get()
         assert not await bob.abort(request.request_id)
         assert not call.done()

@@ -151,32 +151,32 @@ async def test_keys_and_who_was_refused_are_not_to_be_read_from_the_log(
     assert sum("refused" in line for line in lines) <= 3, "a stranger cannot fill the log"
 
 
+async def status_of(world: World, key: str) -> int:
+    return (await world.http.get("/v1/models", headers=bearer(key))).status_code
+
+
 async def test_a_file_of_keys_is_read_again_when_it_changes(
     make_world: WorldMaker, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = tmp_path / "keys"
     file.write_text(FILE)
 
-    async def status(key: str) -> int:
-        return (await closed.http.get("/v1/models", headers=bearer(key))).status_code
-
-    async def until(key: str, wanted: int) -> None:
-        async with asyncio.timeout(10):
-            while await status(key) != wanted:
-                await asyncio.sleep(0.1)
-
-    async with make_world(api_keys_file=file, await_ready=False) as closed:
-        await until_ready(closed.http)
-        assert (await status(ALICE), await status(STRANGER)) == (200, 401)
+    async with make_world(api_keys_file=file, await_ready=False) as changing:
+        await until_ready(changing.http)
+        assert await status_of(changing, ALICE) == 200
+        assert await status_of(changing, STRANGER) == 401
         file.write_text(line_of(hashed(STRANGER, tenant="new")))
-        await until(STRANGER, 200)
-        assert await status(ALICE) == 401
+        async with asyncio.timeout(10):
+            while await status_of(changing, STRANGER) != 200:
+                await asyncio.sleep(0.1)
+        assert await status_of(changing, ALICE) == 401
         file.write_text("alice " + ALICE)  # no hash: the keys stay as they were
         await asyncio.sleep(1.2)
-        assert (await status(STRANGER), await status(ALICE)) == (200, 401)
+        assert await status_of(changing, STRANGER) == 200
+        assert await status_of(changing, ALICE) == 401
         file.unlink()
         await asyncio.sleep(1.2)
-        assert await status(STRANGER) == 200
+        assert await status_of(changing, STRANGER) == 200
     assert "line 1: expected NAME sha256:HASH" in caplog.text
     assert "cannot be read: No such file" in caplog.text
     assert ALICE not in caplog.text
