@@ -62,7 +62,7 @@ def opened_site(
     """
     with ExitStack() as undo:
         config = replace(config, router=settled_ports(config.router))
-        model_dir = locate(config.model.source)
+        model_dir = locate(config.model.source, config.model.revision)
         identity = _identity(config, model_dir)
         planned = resolve(config, read_model_spec(model_dir), _known_hardware(config))
         say("model", _describe_model(planned, model_dir))

@@ -36,7 +36,8 @@ MAX_SEQS = 65536  # of a step
 class ModelConfig:
     """What is served."""
 
-    source: str = "smollm2-135m-instruct"  # a name of `pdserve models`, or a Hugging Face directory
+    source: str = "smollm2-135m-instruct"  # a name of `pdserve models`, a directory, or a hub id
+    revision: str | None = None  # of a hub's model: branch, tag or commit; default: main
     served_name: str | None = None  # what clients call it; default: the source's last path part
     dtype: str = "float32"
     max_model_len: int | None = None  # prompt + output tokens; default: what model and caches allow

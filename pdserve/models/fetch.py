@@ -28,7 +28,10 @@ from tqdm import tqdm
 
 from pdserve.core.environment import cache_dir
 from pdserve.core.errors import ModelFilesError, ModelNotFoundError
+from pdserve.core.plugin import load_plugin
 from pdserve.models.catalog import CATALOG, PackagedModel
+from pdserve.models.hub_cache import HubCache
+from pdserve.models.hub_repo import PREFIX, Hub, HubModel, hub_model
 
 MARKER = ".complete"
 FORMAT = 1  # raise it when convert.py writes something else than before
@@ -48,22 +51,58 @@ class Tools(Protocol):
         """Make the model directory `directory` from `gguf`. Raises ModelFilesError."""
 
 
-def locate(source: str) -> Path:
-    """The model directory that `source`, a name of the catalog or a path, stands for.
+def locate(source: str, revision: str | None = None) -> Path:
+    """The model directory that `source` stands for: a name of the catalog, a path, a hub id.
 
-    A name that was never fetched is fetched. Raises ModelNotFoundError when it is neither.
+    What was never fetched is fetched. Raises ModelNotFoundError when it is none of these.
     """
     if source in CATALOG:
+        _refuse_revision(source, revision)
         return fetch(source)
     directory = Path(source).expanduser()
-    if not directory.is_dir():
+    if directory.is_dir() and not source.startswith(PREFIX):
+        _refuse_revision(source, revision)
+        if not (directory / "config.json").is_file():
+            raise ModelFilesError(f"{directory}: no config.json, so this is no model directory")
+        return directory.absolute()
+    model = hub_model(source, revision)
+    if model is None:
         raise ModelNotFoundError(
-            f"model {source!r} is neither a directory nor a known name ({', '.join(CATALOG)})"
-            f"{_hint(source)}"
+            f"model {source!r} is neither a directory nor a known name ({', '.join(CATALOG)}) nor "
+            f"a hub id (organisation/name){_hint(source)}"
         )
-    if not (directory / "config.json").is_file():
-        raise ModelFilesError(f"{directory}: no config.json, so this is no model directory")
-    return directory.absolute()
+    try:
+        return fetch_hub_model(model)
+    except ModelFilesError as error:
+        if source.startswith(PREFIX):
+            raise
+        raise type(error)(f"{error}; nor is there a directory {source!r}") from error
+
+
+def fetch_hub_model(model: HubModel, *, refresh: bool = False, progress: bool = True) -> Path:
+    """The directory of a hub's model, downloaded if it is not there.
+
+    `refresh` asks the hub whether the revision has moved on. Raises ModelFilesError.
+    """
+    return HubCache(cache_dir(), _connect).fetch(model, refresh=refresh, progress=progress)
+
+
+def _connect() -> Hub:
+    try:
+        hub: Hub = load_plugin("pdserve.models.hub:connect")()
+    except ImportError as error:
+        raise ModelFilesError(
+            "models of a hub need the package huggingface_hub (pip install 'pdserve[hub]'): "
+            f"{error}"
+        ) from error
+    return hub
+
+
+def _refuse_revision(source: str, revision: str | None) -> None:
+    if revision is not None:
+        raise ModelFilesError(
+            f"model.revision: got {revision!r}, but {source!r} is no model of a hub"
+        )
 
 
 def fetch(name: str, *, progress: bool = True) -> Path:
@@ -79,14 +118,8 @@ def fetch(name: str, *, progress: bool = True) -> Path:
 
 def _hint(source: str) -> str:
     """What may have been meant."""
-    if near := difflib.get_close_matches(source, CATALOG, n=1):
-        return f"; did you mean {near[0]}?"
-    if source.count("/") == 1 and not source.startswith((".", "/", "~")):
-        return (
-            "; if it is a Hugging Face hub id, download it first (`hf download "
-            f"{source} --local-dir DIR`) and give the directory"
-        )
-    return ""
+    near = difflib.get_close_matches(source, CATALOG, n=1)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,8 @@ import sys
 from pdserve.core.environment import cache_dir
 from pdserve.models.catalog import CATALOG
 from pdserve.models.fetch import is_whole
+from pdserve.models.hub_cache import whole_models
+from pdserve.models.hub_repo import PREFIX
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -19,4 +21,7 @@ def run(arguments: argparse.Namespace) -> int:
         state = str(directory) if is_whole(directory, model) else "not fetched"
         source = f"{model.package} {model.version}, {model.wheel_bytes / 1e6:.0f} MB"
         sys.stdout.write(f"{name}  ({source})  {state}\n")
+    for directory in whole_models(cache_dir()):
+        repo_id = directory.parent.name.replace("--", "/", 1)
+        sys.stdout.write(f"{PREFIX}{repo_id}  ({directory.name[:12]})  {directory}\n")
     return 0

@@ -202,7 +202,6 @@ def test_an_unknown_name_lists_the_known_ones() -> None:
     ("source", "hint"),
     [
         ("smollm2-135m", "did you mean smollm2-135m-instruct?"),
-        ("someone/some-model", "hf download someone/some-model --local-dir DIR"),
     ],
 )
 def test_a_source_that_looks_like_a_name_gets_a_hint(source: str, hint: str) -> None:
@@ -238,3 +237,14 @@ def test_asking_for_a_model_imports_nothing_heavy() -> None:
     code = "import pdserve.models.fetch, sys; print({'torch', 'transformers'} & set(sys.modules))"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert shown.stdout.strip() == "set()"
+
+
+def test_a_hub_id_that_is_none_says_what_one_looks_like() -> None:
+    with pytest.raises(ModelFilesError, match="'hf:some-model': expected hf:organisation/name"):
+        locate("hf:some-model")
+
+
+def test_a_revision_is_for_models_of_a_hub_alone(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ModelFilesError, match=r"model\.revision: got 'main', but .* no model of a"):
+        locate(str(tmp_path), "main")
