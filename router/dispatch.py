@@ -9,7 +9,6 @@ token ids and gets token ids.
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 from pdserve.core.clock import Clock
@@ -35,32 +34,16 @@ from router.delivery import (
     LegLost,
     StartLeg,
 )
-from router.inbox import Inbox, Turns
+from router.inbox import Call, Inbox, Turns
 from router.legs import Job, Legs
 from router.metrics import Metrics
 from router.nodes import LostNews, News, StateNews, StepNews
-from router.running import Running
+from router.running import Parked, Running
+from router.spans import NO_SPANS, RequestSpans
 
 RESUBMIT_WAIT_S = 30.0  # how long a request that lost its node waits for one to be ready
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
-    """What a client's call became: one request for each of its prompts."""
-
-    inbox: Inbox
-    request_ids: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Parked:
-    """A leg that waits for a decode node to be ready."""
-
-    running: Running
-    start: StartLeg
-    deadline: asyncio.TimerHandle
 
 
 class Dispatcher:
@@ -74,6 +57,7 @@ class Dispatcher:
         metrics: Metrics,
         limits: LimitsConfig,
         clock: Clock,
+        spans: RequestSpans = NO_SPANS,
         new_id: Callable[[], str],
     ) -> None:
         self.nodes_changed = asyncio.Event()  # for one reader, who clears it
@@ -82,10 +66,11 @@ class Dispatcher:
         self._metrics = metrics
         self._limits = limits
         self._clock = clock
+        self._spans = spans
         self._new_id = new_id
         self._turns = Turns()
         self._running: dict[str, Running] = {}
-        self._parked: dict[RequestKey, _Parked] = {}
+        self._parked: dict[RequestKey, Parked] = {}
         self._first_legs: dict[str, StartLeg] = {}  # of requests that wait to be let in
         self._letting_in: asyncio.Handle | None = None
         self._queue_deadline: asyncio.TimerHandle | None = None
@@ -109,7 +94,15 @@ class Dispatcher:
         """See ``HeadRoom.blocks_left``."""
         return self._legs.blocks_left()
 
-    def start(self, jobs: Sequence[Job], *, label: str, tenant: str, arrived_s: float) -> Call:
+    def start(
+        self,
+        jobs: Sequence[Job],
+        *,
+        label: str,
+        tenant: str,
+        arrived_s: float,
+        traceparent: str | None = None,
+    ) -> Call:
         """Take a call's prompts in, all or none. Whatever happens to them comes through the inbox.
 
         Raises OverloadedError, NeverFitsError (more prompts than are ever taken in) and, while the
@@ -128,9 +121,11 @@ class Dispatcher:
         self._idle.clear()
         inbox = Inbox(self._turns)
         for prompt, (request_id, job) in enumerate(by_id.items()):
+            span, job = self._spans.begin(request_id, job, traceparent, arrived_s)
             running = Running(
                 request_id=request_id,
                 job=job,
+                span=span,
                 prompt=prompt,
                 inbox=inbox,
                 label=label,
@@ -355,7 +350,7 @@ class Dispatcher:
             RESUBMIT_WAIT_S, self._apply, running, Ended(error=error)
         )
         key = RequestKey(running.request_id, start.attempt)
-        self._parked[key] = _Parked(running=running, start=start, deadline=deadline)
+        self._parked[key] = Parked(running=running, start=start, deadline=deadline)
 
     def _unpark(self) -> None:
         for key, parked in list(self._parked.items()):
@@ -391,7 +386,9 @@ class Dispatcher:
             now_s,
             num_output_tokens=running.num_tokens // running.job.num_choices,
         )
-        self._metrics.request_ended(running.record(now_s))
+        record = running.record(now_s)
+        self._metrics.request_ended(record)
+        self._spans.end(running.span, record)
         if not self._running:
             self._idle.set()
         running.inbox.put(running.prompt, running.over())

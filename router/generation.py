@@ -13,8 +13,8 @@ from pdserve.core.request import FinishReason, TokenLogprobs, TokenOutput
 from pdserve.text.tokenizer import Tokenizer
 from router.best_of import BestOf
 from router.choice_text import ChoiceText, Piece, TextRules
-from router.dispatch import Call, Dispatcher
-from router.inbox import News, RequestOver
+from router.dispatch import Dispatcher
+from router.inbox import Call, News, RequestOver
 from router.legs import Job
 
 
@@ -153,10 +153,13 @@ def generate(
     label: str,
     tenant: str,
     arrived_s: float,
+    traceparent: str | None = None,
 ) -> Iterator[Generation]:
     """Dispatch a call's prompts; errors of admission are raised here, later ones on iteration."""
     jobs = [request.job for request in requests]
-    call = dispatcher.start(jobs, label=label, tenant=tenant, arrived_s=arrived_s)
+    call = dispatcher.start(
+        jobs, label=label, tenant=tenant, arrived_s=arrived_s, traceparent=traceparent
+    )
     try:
         yield Generation(dispatcher, tokenizer, requests, call)
     finally:

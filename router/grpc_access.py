@@ -44,9 +44,18 @@ class RequireKey(grpc.aio.ServerInterceptor):
         return grpc.stream_unary_rpc_method_handler(refuse)
 
 
+def traceparent_of(metadata: Metadata) -> str | None:
+    """A call's W3C trace context."""
+    return _value_of(metadata, "traceparent")
+
+
 def authorization_of(metadata: Metadata) -> str | None:
     """A call's ``authorization`` metadata, as HTTP's header."""
+    return _value_of(metadata, "authorization")
+
+
+def _value_of(metadata: Metadata, wanted: str) -> str | None:
     for key, value in metadata or ():
-        if key == "authorization" and isinstance(value, str):
+        if key == wanted and isinstance(value, str):
             return value
     return None

@@ -17,7 +17,7 @@ from pdserve.core.errors import ConfigError, InvalidRequestError, PdserveError
 from pdserve.rpc.v1 import inference_pb2 as pb
 from pdserve.rpc.v1 import inference_pb2_grpc
 from router.generation import Delta, Generation, GenerationRequest
-from router.grpc_access import RequireKey, authorization_of
+from router.grpc_access import RequireKey, authorization_of, traceparent_of
 from router.grpc_decoding import ReadOneMessage, fail
 from router.grpc_limits import public_options
 from router.grpc_messages import (
@@ -110,6 +110,7 @@ class _Inference(inference_pb2_grpc.InferenceServicer):
                 label=clean_label(request.label),
                 authorization=authorization_of(context.invocation_metadata()),
                 arrived_s=arrived_s,
+                traceparent=traceparent_of(context.invocation_metadata()),
             )
             with generating as generation:
                 request_id = generation.request_ids[0]

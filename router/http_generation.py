@@ -116,6 +116,7 @@ def answer(
             label=label_of(request.scope),
             authorization=request.headers.get("authorization"),
             arrived_s=arrived_s,
+            traceparent=request.headers.get("traceparent"),
         ),
         answer_format,
         stall_s=service.spec.config.limits.client_stall_s,

@@ -79,3 +79,11 @@ class Inbox:
             await self._reader
         news, self._news = self._news, []
         return news
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """What a client's call became: one request for each of its prompts."""
+
+    inbox: Inbox
+    request_ids: tuple[str, ...]

@@ -31,6 +31,7 @@ class Job:
     ttft_slo_ms: float | None = None  # None: the cluster file's
     tpot_slo_ms: float | None = None
     priority: int = 0  # lower is let in earlier
+    traceparent: str | None = None  # None: not traced
 
     @property
     def demand(self) -> Demand:
@@ -114,6 +115,7 @@ class Legs:
             sampling=job.sampling,
             route=routed.decision.route,
             cache_salt=job.cache_salt,
+            traceparent=job.traceparent,
         )
         node = routed.decision.route.decode_node
         session = self._channels.submit(node, request)

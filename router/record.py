@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pdserve.core.request import RouteTaken
 from pdserve.core.timeline import Timeline
 
+ROUTER = "router"  # its name in timelines
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestRecord:

@@ -5,12 +5,11 @@ from dataclasses import dataclass, field, replace
 
 from pdserve.core.errors import PdserveError
 from pdserve.core.timeline import Stage, Timeline
-from router.delivery import Delivery
+from pdserve.telemetry.traces import Span
+from router.delivery import Delivery, StartLeg
 from router.inbox import Inbox, RequestOver
 from router.legs import Job, Leg
-from router.record import RequestRecord
-
-NODE_NAME = "router"  # in timelines
+from router.record import ROUTER, RequestRecord
 
 
 @dataclass(slots=True, kw_only=True)
@@ -25,6 +24,7 @@ class Running:
     arrived_s: float
     queued_s: float  # from then on it waited to be let in
     deadline: asyncio.TimerHandle
+    span: Span | None = None  # None: it is not traced
     submitted_s: float | None = None
     first_token_s: float | None = None
     legs: dict[int, Leg] = field(default_factory=dict)
@@ -90,8 +90,17 @@ class Running:
         if self.timeline is None or self.submitted_s is None:
             return None
         own = (
-            Stage(name="admission", node=NODE_NAME, duration_s=self.queued_s - self.arrived_s),
-            Stage(name="router_queue", node=NODE_NAME, duration_s=self.submitted_s - self.queued_s),
+            Stage(name="admission", node=ROUTER, duration_s=self.queued_s - self.arrived_s),
+            Stage(name="router_queue", node=ROUTER, duration_s=self.submitted_s - self.queued_s),
         )
         stages = (*own, *self.timeline.stages)
         return replace(self.timeline, stages=stages, cached_tokens=self.cached_tokens)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parked:
+    """A leg that waits for a decode node to be ready."""
+
+    running: Running
+    start: StartLeg
+    deadline: asyncio.TimerHandle

@@ -17,6 +17,7 @@ from pdserve.core.errors import ConfigError
 from pdserve.core.node import NodeAddress, NodeStanding
 from pdserve.rpc.network import GrpcNetwork, Network
 from pdserve.rpc.session import DEFAULT_SILENCE_S
+from pdserve.telemetry.traces import Tracer
 from pdserve.text.chat_template import ChatTemplate
 from pdserve.text.tokenizer import Tokenizer
 from router.admission import Admission
@@ -37,6 +38,7 @@ from router.prefix_index import PrefixIndex
 from router.roster import Roster
 from router.routing import Routing
 from router.service import RouterSpec, Service
+from router.spans import RequestSpans
 
 LISTEN_BACKLOG = 2048
 FACE_GRACE_S = 1.0  # for the last bytes of answers that are over
@@ -105,16 +107,19 @@ class Router:
 
 
 async def start_router(
-    spec: RouterSpec, clock: Clock | None = None, silence_s: float = DEFAULT_SILENCE_S
+    spec: RouterSpec,
+    clock: Clock | None = None,
+    silence_s: float = DEFAULT_SILENCE_S,
+    tracer: Tracer | None = None,
 ) -> Router:
-    """Serve HTTP and gRPC. It is ready once its nodes are.
+    """Serve HTTP and gRPC. It is ready once its nodes are. ``tracer``: None traces nothing.
 
     Raises ConfigError for an unknown policy or a taken port, ModelFilesError for a damaged
     tokenizer.
     """
-    service = make_service(
-        spec, clock or MonotonicClock(), silence_s, GrpcNetwork(spec.access), new_id=_random_id
-    )
+    clock = clock or MonotonicClock()
+    network = GrpcNetwork(spec.access)
+    service = make_service(spec, clock, silence_s, network, new_id=_random_id, tracer=tracer)
     http_socket = _listen(spec.config)
     try:
         grpc_server = await start_grpc_server(service)
@@ -134,6 +139,7 @@ def make_service(
     network: Network,
     *,
     new_id: Callable[[], str],
+    tracer: Tracer | None = None,
 ) -> Service:
     """All of a router but its faces. ``new_id`` names requests, each like no other."""
     tokenizer = Tokenizer(spec.model_dir)
@@ -182,6 +188,7 @@ def make_service(
             limits=limits,
             clock=clock,
             new_id=new_id,
+            spans=RequestSpans(tracer, spec.served_name),
         ),
         metrics=metrics,
         callers=Callers(_api_keys(spec, clock), clock),

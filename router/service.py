@@ -74,6 +74,7 @@ class Service:
         label: str,
         authorization: str | None,
         arrived_s: float,
+        traceparent: str | None = None,
     ) -> AbstractContextManager[Generation]:
         """See ``router.generation.generate``. ``authorization``: what the client said it is.
 
@@ -87,6 +88,7 @@ class Service:
             label=label,
             tenant=caller.tenant,
             arrived_s=arrived_s,
+            traceparent=traceparent,
         )
 
     def abort(self, request_id: str, *, authorization: str | None) -> bool:

@@ -16,6 +16,7 @@ from pdserve.core.config_checks import at_most as _at_most
 from pdserve.core.config_checks import one_of as _one_of
 from pdserve.core.errors import ConfigError
 from pdserve.core.kv_layout import DTYPE_BYTES
+from pdserve.core.observability_config import ObservabilityConfig
 from pdserve.core.routing_config import (
     POLICY_NAMES,
     ConditionalConfig,
@@ -300,6 +301,7 @@ class ClusterConfig:
     kv_cache: KvCacheConfig = field(default_factory=KvCacheConfig)
     kv_transfer: KvTransferConfig = field(default_factory=KvTransferConfig)
     router: RouterConfig = field(default_factory=RouterConfig)
+    observability: ObservabilityConfig = field(default_factory=ObservabilityConfig)
 
     def __post_init__(self) -> None:
         _check_class_nodes(self.router.classes, self.prefill.replicas)

@@ -19,6 +19,12 @@ def cache_dir() -> Path:
     return Path.home() / ".cache" / "pdserve"
 
 
+def otlp_protocol() -> str:
+    """How traces are sent, by OpenTelemetry's own variables: ``http/protobuf`` or ``grpc``."""
+    general = os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL")
+    return os.environ.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or general or "http/protobuf"
+
+
 def api_key() -> str | None:
     """``$PDSERVE_API_KEY``: what clients of ours call with where nothing else is said."""
     return os.environ.get("PDSERVE_API_KEY") or None

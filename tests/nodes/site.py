@@ -18,6 +18,7 @@ from pdserve.rpc import convert
 from pdserve.rpc.network import GrpcNetwork, Network
 from pdserve.rpc.session import CHANNEL_OPTIONS, DEFAULT_SILENCE_S, PROTOCOL_VERSION, Outbox, listen
 from pdserve.rpc.v1 import session_pb2, session_pb2_grpc
+from pdserve.telemetry.traces import Tracer
 from prefill_node.node import PrefillNode
 from prefill_node.server import start_prefill_node
 from tests.fabric import Fabric, FabricRanks, make_layout
@@ -76,12 +77,22 @@ class Site:
         return make_record(node.spec, self.ranks[name])
 
     async def start_decode(
-        self, config: DecodeConfig | None = None, *, meter: StepMeter | None = None, **options
+        self,
+        config: DecodeConfig | None = None,
+        *,
+        meter: StepMeter | None = None,
+        tracer: Tracer | None = None,
+        **options,
     ) -> None:
         pool = config or DecodeConfig(max_num_seqs=32, max_num_batched_tokens=64)
         spec, ranks = self._prepare("decode-0", pool, **options)
         self.nodes["decode-0"] = await start_decode_node(
-            spec, ranks, silence_s=self._silence_s, meter=meter, network=self._network
+            spec,
+            ranks,
+            silence_s=self._silence_s,
+            meter=meter,
+            network=self._network,
+            tracer=tracer,
         )
 
     async def start_prefill(
@@ -90,13 +101,19 @@ class Site:
         config: PrefillConfig | None = None,
         *,
         meter: StepMeter | None = None,
+        tracer: Tracer | None = None,
         **options,
     ) -> NodeAddress:
         """Start a prefill node, or start it anew; nobody is told."""
         pool = config or PrefillConfig(max_num_batched_tokens=32)
         spec, ranks = self._prepare(name, pool, **options)
         node = await start_prefill_node(
-            spec, ranks, silence_s=self._silence_s, meter=meter, network=self._network
+            spec,
+            ranks,
+            silence_s=self._silence_s,
+            meter=meter,
+            network=self._network,
+            tracer=tracer,
         )
         self.nodes[name] = node
         return node.address

@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from pdserve.core.config import RouterConfig
+from pdserve.telemetry.traces import Tracer
 from prefill_node.node import PrefillNode
 from router.server import start_router
 from router.service import RouterSpec
@@ -16,6 +17,7 @@ from tests.nodes.site import PATIENCE_S, Site
 from tests.nodes.specs import MODEL
 from tests.text.tiny_models import byte_level, save
 
+ALL_DISAGGREGATED = RouterConfig(http_port=0, grpc_port=0, local_prefill_below=0)
 PROMPT = [i * 7 % 60 for i in range(120)]
 
 
@@ -25,10 +27,15 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @asynccontextmanager
-async def router_of(site: Site, model_dir: Path) -> AsyncIterator[httpx.AsyncClient]:
-    """A client of a router that has every prompt prefilled on a prefill node."""
+async def router_of(
+    site: Site,
+    model_dir: Path,
+    config: RouterConfig = ALL_DISAGGREGATED,
+    tracer: Tracer | None = None,
+) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of a router that, by default, has every prompt prefilled on a prefill node."""
     spec = RouterSpec(
-        config=RouterConfig(http_port=0, grpc_port=0, local_prefill_below=0),
+        config=config,
         served_name="tiny",
         model_dir=model_dir,
         model=MODEL,
@@ -38,7 +45,7 @@ async def router_of(site: Site, model_dir: Path) -> AsyncIterator[httpx.AsyncCli
         prefill_configured=True,
         nodes=tuple(node.address for node in site.nodes.values()),
     )
-    router = await start_router(spec)
+    router = await start_router(spec, tracer=tracer)
     try:
         async with (
             httpx.AsyncClient(

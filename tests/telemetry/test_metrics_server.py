@@ -87,7 +87,8 @@ async def test_those_who_say_nothing_keep_no_more_than_their_connections(
 
 
 async def test_a_range_without_a_free_port_is_refused_by_its_key(server: MetricsServer) -> None:
-    with pytest.raises(ConfigError, match=r"network\.port_range: no port .* observability\.node_metrics"):
+    named = r"network\.port_range: no port .* observability\.node_metrics"
+    with pytest.raises(ConfigError, match=named):
         await start_metrics_server("127.0.0.1", (server.port, server.port), lambda: TEXT)
 
 
