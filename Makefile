@@ -7,10 +7,11 @@ BIN := .venv/bin
 READY := .venv/ready
 MODEL := smollm2-135m-instruct
 PACKAGES := pdserve router prefill_node decode_node kv_transfer
+FUZZ_FACTOR ?= 40
 NOT_FAST := ray or model or gpu or multigpu or slow or faults
 NOT_HERE := gpu or multigpu or slow or faults
 
-.PHONY: help install demo test test-faults check fix proto bench accept lock clean
+.PHONY: help install demo test test-faults fuzz check fix proto bench accept lock clean
 .NOTPARALLEL:
 
 help:
@@ -18,6 +19,7 @@ help:
 	@echo "make demo      serve a small model on this machine and ask it three questions"
 	@echo "make test      every test this machine can run"
 	@echo "make test-faults  each part of a cluster killed, stopped or cut off at each stage; two hosts (long)"
+	@echo "make fuzz      generated input over HTTP, gRPC, sessions and KV links, many thousands (long)"
 	@echo "make check     format, lint, types, layers, fresh stubs, fast tests"
 	@echo "make fix       repair what check can repair"
 	@echo "make proto     generate pdserve/rpc/v1 from proto/"
@@ -47,6 +49,9 @@ test: install
 
 test-faults: install
 	$(BIN)/python -m pytest tests/faults tests/hosts
+
+fuzz: install
+	PDSERVE_FUZZ_FACTOR=$(FUZZ_FACTOR) $(BIN)/python -m pytest -m fuzz -o timeout=3600 $(FUZZ_ARGS)
 
 check: install
 	$(BIN)/ruff format --check .

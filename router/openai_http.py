@@ -29,13 +29,14 @@ from router.openai_schema import (
     TokenizeBody,
     chat_messages,
 )
+from router.openapi import add_openapi_route
 from router.responses_http import add_responses_route
 from router.service import Service, version
 
 
 def make_app(service: Service) -> FastAPI:
     """The application that the HTTP server runs."""
-    app = FastAPI(title="pdserve", version=version(), docs_url=None, redoc_url=None)
+    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
     app.add_middleware(RequireKey, callers=service.callers, admin_token=service.spec.admin_token)
     app.add_middleware(RequestLabels)  # outermost: a refused call has its label too
     add_error_handlers(app)
@@ -47,6 +48,7 @@ def make_app(service: Service) -> FastAPI:
     add_admin_routes(app, service)
     add_debug_routes(app, service)
     add_metrics_routes(app, service)
+    add_openapi_route(app, service)
     return app
 
 

@@ -10,7 +10,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue
 
 from pdserve.core.errors import InvalidRequestError
 from router.intake import ChatMessage, Conversation
-from router.unknown_fields import check_unknown
+from router.unknown_fields import check_unknown, is_among
 from router.validation import SamplingFields, shown
 
 COMPLETION_MAX_TOKENS = 16  # OpenAI's and vLLM's default for /v1/completions
@@ -103,7 +103,9 @@ class SamplingBody(_Body):
     def check_supported(self) -> None:
         """Raise InvalidRequestError naming the first field that asks for what is not there."""
         for field, value in (self.model_extra or {}).items():
-            if value is not None and field in UNSUPPORTED and value not in UNSUPPORTED[field]:
+            if value is None or field not in UNSUPPORTED:
+                continue
+            if not is_among(value, UNSUPPORTED[field]):
                 raise InvalidRequestError(field, f"got {shown(value)}: this is not supported")
         check_unknown(self.model_extra or {}, type(self).model_fields.keys() | UNSUPPORTED.keys())
         if self.stream and (self.best_of or 1) > (self.n or 1):

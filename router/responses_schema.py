@@ -9,7 +9,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, JsonValue
 
 from pdserve.core.errors import InvalidRequestError
 from router.intake import ChatMessage, Conversation
-from router.unknown_fields import check_unknown
+from router.unknown_fields import check_unknown, is_among
 from router.validation import SamplingFields, shown
 
 LOGPROBS_INCLUDED = "message.output_text.logprobs"
@@ -95,7 +95,9 @@ class ResponsesBody(_Body):
         """Raise InvalidRequestError naming the first field that asks for what is not there."""
         extra = self.model_extra or {}
         for field, value in extra.items():
-            if value is not None and field in UNSUPPORTED and value not in UNSUPPORTED[field]:
+            if value is None or field not in UNSUPPORTED:
+                continue
+            if not is_among(value, UNSUPPORTED[field]):
                 raise InvalidRequestError(field, f"got {shown(value)}: this is not supported")
         check_unknown(extra, type(self).model_fields.keys() | UNSUPPORTED.keys())
         for i, item in enumerate(self.include or ()):

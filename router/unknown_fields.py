@@ -65,9 +65,14 @@ def check_unknown(fields: Mapping[str, JsonValue], known: Collection[str]) -> No
             continue
         if name not in WITHOUT_EFFECT_IF:
             raise InvalidRequestError(_shown(name), f"it is not known here{_nearest(name, known)}")
-        if value not in WITHOUT_EFFECT_IF[name]:
+        if not is_among(value, WITHOUT_EFFECT_IF[name]):
             allowed = ", ".join(map(repr, WITHOUT_EFFECT_IF[name])) or "nothing"
             raise InvalidRequestError(name, f"this is not supported; allowed: {allowed}")
+
+
+def is_among(value: JsonValue, values: Collection[JsonValue]) -> bool:
+    """Whether JSON's ``value`` is one of ``values``: 0 is not false, and 1.0 is not true."""
+    return any(type(value) is type(item) and value == item for item in values)
 
 
 def _nearest(name: str, known: Collection[str]) -> str:

@@ -28,6 +28,7 @@ from pdserve.core.errors import LinkDownError
 from pdserve.core.kv_layout import KvLayout
 from pdserve.core.request import HandoffId
 from pdserve.rpc.v1.kv_transfer_pb2 import LinkMessage
+from tests.fuzzing import inputs
 
 LAYOUT = KvLayout(
     num_layers=2, num_kv_heads=6, head_size=4, block_size=4, dtype="bfloat16", tp_size=3
@@ -116,14 +117,16 @@ def test_a_payload_is_a_view_of_what_arrived_not_a_copy() -> None:
 
 
 @given(raw=st.binary(max_size=200))
-@settings(max_examples=300, deadline=None)
+@inputs(300)
+@pytest.mark.fuzz
 def test_garbage_is_a_message_or_a_named_error(raw: bytes) -> None:
     with suppress(LinkDownError):
         decode(raw)
 
 
 @given(body=bodies, payload=payloads, data=st.data())
-@settings(max_examples=300, deadline=None)
+@inputs(300)
+@pytest.mark.fuzz
 def test_a_damaged_message_is_a_message_or_a_named_error(
     body: Body, payload: bytes | None, data: st.DataObject
 ) -> None:

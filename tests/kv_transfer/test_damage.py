@@ -6,7 +6,7 @@ from queue import SimpleQueue
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kv_transfer.commands import (
@@ -37,6 +37,7 @@ from kv_transfer.pieces import Bytes
 from kv_transfer.reshard import cell_bytes
 from kv_transfer.transports.transport import Arrived, Closed, Stream, StreamEvents, Wire
 from pdserve.core.request import HandoffId
+from tests.fuzzing import inputs
 from tests.kv_transfer.nodes import (
     LAYOUT,
     Node,
@@ -301,7 +302,8 @@ def test_a_message_that_has_no_place_there_ends_the_link_by_name(
         max_size=12,
     )
 )
-@settings(max_examples=40, deadline=None)
+@inputs(40)
+@pytest.mark.fuzz
 def test_whatever_frames_come_only_the_blocks_of_the_handoff_are_written(
     frames: list[tuple[str, int, int, int, int, int]],
 ) -> None:

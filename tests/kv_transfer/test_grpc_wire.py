@@ -9,13 +9,14 @@ from queue import SimpleQueue
 
 import grpc
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kv_transfer.messages import Delivered, Heartbeat, Message
 from kv_transfer.transports.grpc_wire import SERVICE, GrpcWire
 from kv_transfer.transports.transport import Arrived, Closed, Opened, StreamEvents
 from pdserve.core.errors import ConfigError
+from tests.fuzzing import inputs
 
 
 @pytest.fixture
@@ -118,7 +119,8 @@ def test_a_proxy_of_the_environment_is_not_used(monkeypatch: pytest.MonkeyPatch)
 
 
 @given(raw=st.lists(st.binary(min_size=1, max_size=64), min_size=1, max_size=5))
-@settings(max_examples=15, deadline=None)
+@inputs(15)
+@pytest.mark.fuzz
 def test_bytes_that_are_no_message_end_their_stream_alone(raw: list[bytes]) -> None:
     events: StreamEvents = SimpleQueue()
     wire = GrpcWire(events, host="127.0.0.1")

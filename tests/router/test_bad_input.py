@@ -5,12 +5,14 @@ import string
 
 import httpx
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pdserve.core.config import LimitsConfig
 from router.openai_schema import UNSUPPORTED, ChatBody, CompletionBody
+from router.responses_schema import ResponsesBody
 from router.unknown_fields import WITHOUT_EFFECT, WITHOUT_EFFECT_IF
+from tests.fuzzing import inputs
 from tests.router.conftest import World, WorldMaker
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -228,7 +230,15 @@ async def test_what_asks_for_nothing_special_is_let_through(
     assert (await world.complete(max_tokens=1, **change)).status_code == 200
 
 
-FIELDS = sorted({*CompletionBody.model_fields, *ChatBody.model_fields, *UNSUPPORTED})
+STARTS = {"completions": GOOD, "chat/completions": CHAT, "responses": {"input": "Hello"}}
+FIELDS = sorted(
+    {
+        *CompletionBody.model_fields,
+        *ChatBody.model_fields,
+        *UNSUPPORTED,
+        *ResponsesBody.model_fields,
+    }
+)
 VALUES = st.recursive(
     st.none()
     | st.booleans()
@@ -250,15 +260,13 @@ VALUES = st.recursive(
 BODIES = st.dictionaries(st.sampled_from(FIELDS), VALUES, max_size=5)
 
 
-@settings(
-    max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
-@given(body=BODIES, good=st.booleans(), route=st.sampled_from(["completions", "chat/completions"]))
+@inputs(80)
+@pytest.mark.fuzz
+@given(body=BODIES, good=st.booleans(), route=st.sampled_from([*STARTS]))
 async def test_no_generated_body_is_a_server_error(
     shared_world: World, body: dict[str, object], good: bool, route: str
 ) -> None:
-    start = (GOOD if route == "completions" else CHAT) if good else {}
-    content = json.dumps({**start, **body})
+    content = json.dumps({**(STARTS[route] if good else {}), **body})
     response = await shared_world.http.post(f"/v1/{route}", content=content.encode())
     assert response.status_code in (200, 400, 404)
     if response.status_code != 200:

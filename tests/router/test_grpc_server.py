@@ -9,8 +9,6 @@ import pytest
 import pytest_asyncio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from pdserve.core.config import LimitsConfig
 from pdserve.core.request import Request
@@ -249,38 +247,3 @@ async def test_reflection_lists_the_service(channel: grpc.aio.Channel) -> None:
     (answer,) = [item async for item in stub.ServerReflectionInfo(iter([request]))]
     names = {service.name for service in answer.list_services_response.service}
     assert {"pdserve.v1.Inference", "grpc.health.v1.Health"} <= names
-
-
-UINT32 = st.integers(min_value=0, max_value=2**32 - 1)
-SAMPLING = st.builds(
-    pb.SamplingParams,
-    max_tokens=st.none() | UINT32,
-    min_tokens=st.none() | UINT32,
-    temperature=st.none() | st.floats(),
-    top_p=st.none() | st.floats(),
-    top_k=st.none() | st.integers(min_value=-(2**31), max_value=2**31 - 1),
-    min_p=st.none() | st.floats(),
-    repetition_penalty=st.none() | st.floats(),
-    logit_bias=st.dictionaries(UINT32, st.floats(), max_size=2),
-    seed=st.none() | st.integers(min_value=-(2**63), max_value=2**63 - 1),
-    stop=st.lists(st.text(max_size=3), max_size=2),
-    stop_token_ids=st.lists(UINT32, max_size=2),
-    logprobs=st.none() | UINT32,
-    n=st.none() | UINT32,
-)
-
-
-@settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
-@given(sampling=SAMPLING, ids=st.lists(UINT32, max_size=3))
-async def test_no_generated_message_is_a_server_error(
-    shared_world: World, sampling: pb.SamplingParams, ids: list[int]
-) -> None:
-    async with open_channel(shared_world) as channel:
-        stub = inference_pb2_grpc.InferenceStub(channel)
-        request = pb.GenerateRequest(token_ids=pb.TokenIds(ids=ids), sampling=sampling)
-        try:
-            assert [message async for message in stub.Generate(request)]
-        except grpc.aio.AioRpcError as error:
-            assert error.code() is grpc.StatusCode.INVALID_ARGUMENT  # noqa: PT017
