@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit status. Wrong usage leaves with argparse's SystemExit(2)."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     name = _command_named(words)
-    parsed = _parser(name).parse_args(words)
+    parsed = parser_for(words).parse_args(words)
     if name is None:
         raise AssertionError("argparse lets nothing through that is no command")
     try:
@@ -67,6 +67,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return EXIT_FAILED
     assert isinstance(status, int)
     return status
+
+
+def parser_for(words: Sequence[str]) -> argparse.ArgumentParser:
+    """What reads these words: all commands' names, and the arguments of the one that they name."""
+    return _parser(_command_named(words))
 
 
 def _command_named(words: Sequence[str]) -> str | None:

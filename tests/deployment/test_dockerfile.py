@@ -1,0 +1,97 @@
+"""The image can be made from what is here, and what it runs is there.
+
+No image is built: that takes a daemon and a network. Its lines are checked for what they name.
+"""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from tests.commands import check_command
+
+ROOT = Path(__file__).parents[2]
+DOCKERFILE = ROOT / "Dockerfile"
+TEXT = DOCKERFILE.read_text()
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+LINES = [
+    line for line in re.sub(r"\\\n\s*", "", TEXT).splitlines() if line and not line.startswith("#")
+]
+HADOLINT = shutil.which("hadolint", path=str(Path(sys.executable).parent))
+
+
+def instructions(name: str) -> list[str]:
+    return [line.partition(" ")[2] for line in LINES if line.split()[0] == name]
+
+
+COPIED = [source for line in instructions("COPY") for source in line.split()[:-1]]
+
+
+def ignored() -> tuple[set[str], list[str]]:
+    """What .dockerignore lets through, and what it takes away inside of that."""
+    lines = [
+        line
+        for line in (ROOT / ".dockerignore").read_text().splitlines()
+        if line and not line.startswith("#")
+    ]
+    assert lines[0] == "*"
+    return {line[1:] for line in lines if line.startswith("!")}, [
+        line for line in lines[1:] if not line.startswith("!")
+    ]
+
+
+@pytest.mark.skipif(HADOLINT is None, reason="hadolint is not installed")
+def test_the_linter_has_nothing_to_say() -> None:
+    assert HADOLINT is not None
+    done = subprocess.run(
+        [HADOLINT, "--no-color", str(DOCKERFILE)], capture_output=True, text=True, check=False
+    )
+    assert (done.stdout, done.returncode) == ("", 0)
+
+
+@pytest.mark.parametrize("source", COPIED)
+def test_what_is_copied_is_there_and_not_ignored(source: str) -> None:
+    assert (ROOT / source).exists()
+    assert source in ignored()[0]
+
+
+def test_nothing_else_is_let_through() -> None:
+    let_through, taken_away = ignored()
+    assert let_through == set(COPIED)
+    assert taken_away == ["**/__pycache__", "**/*.so"]
+
+
+def test_all_packages_of_the_wheel_are_copied() -> None:
+    assert set(PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]) <= set(COPIED)
+
+
+def test_the_extras_that_are_asked_for_exist() -> None:
+    asked = re.findall(r"EXTRAS=([\w,]+)", TEXT)
+    assert asked
+    for extras in asked:
+        assert set(extras.split(",")) <= set(PROJECT["project"]["optional-dependencies"])
+
+
+def test_torch_is_the_release_of_the_lock() -> None:
+    (pinned,) = re.findall(r"^torch==.+$", (ROOT / "requirements.lock").read_text(), re.MULTILINE)
+    assert f"TORCH={pinned}" in instructions("ARG")
+
+
+def test_what_it_runs_is_taken_by_pdserve() -> None:
+    entry, command = (json.loads(instructions(name)[0]) for name in ("ENTRYPOINT", "CMD"))
+    assert entry[:2] == ["/usr/bin/tini", "--"]
+    check_command(entry[2:] + command)
+    check_command(json.loads(instructions("HEALTHCHECK")[0].partition("CMD ")[2]))
+
+
+def test_the_ports_are_the_routers() -> None:
+    assert instructions("EXPOSE") == ["8000 8001"]
+
+
+def test_it_does_not_run_as_root() -> None:
+    assert instructions("USER")[-1] == "1000"
