@@ -2,9 +2,11 @@
 
 import json
 import string
+from collections.abc import AsyncIterator
 
 import httpx
 import pytest
+import pytest_asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,9 +19,16 @@ from tests.router.conftest import World, WorldMaker
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
+PATIENCE_S = 3600.0  # nobody is taken for silent while much is generated
 GOOD = {"prompt": "Hello", "max_tokens": 2}
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
 DEEP = "[" * 100_000 + "]" * 100_000
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared_world(make_world: WorldMaker) -> AsyncIterator[World]:
+    async with make_world(silence_s=PATIENCE_S) as made:
+        yield made
 
 
 def error_of(response: httpx.Response) -> dict[str, str | None]:
