@@ -41,9 +41,15 @@ COMMANDS = {
     "bench overload": Command("pdserve.bench.overload", "capacity of a running server, and beyond"),
     "bench compare": Command("pdserve.bench.compare", "several settings of a cluster side by side"),
     "bench soak": Command("pdserve.bench.soak.command", "mixed load while processes are killed"),
+    "keys add": Command("pdserve.security.keys_command", "make an API key for a tenant"),
+    "certs": Command("pdserve.security.certs_command", "make certificates for development"),
     "version": Command("pdserve.cluster.version", "print the version"),
 }
-GROUPS = {"models": "models that can be fetched by name", "bench": "measurements"}
+GROUPS = {
+    "models": "models that can be fetched by name",
+    "bench": "measurements",
+    "keys": "API keys",
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

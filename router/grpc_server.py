@@ -14,6 +14,8 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from pdserve.core.errors import ConfigError, InvalidRequestError, PdserveError
+from pdserve.core.security_config import SecurityConfig
+from pdserve.rpc.tls import public_credentials
 from pdserve.rpc.v1 import inference_pb2 as pb
 from pdserve.rpc.v1 import inference_pb2_grpc
 from router.generation import Delta, Generation, GenerationRequest
@@ -75,7 +77,7 @@ async def start_grpc_server(service: Service) -> PublicGrpcServer:
     config = service.spec.config
     host = f"[{config.host}]" if ":" in config.host else config.host
     try:
-        port = server.add_insecure_port(f"{host}:{config.grpc_port}")
+        port = _bind(server, f"{host}:{config.grpc_port}", service.spec.security)
     except RuntimeError as error:
         raise ConfigError(
             f"router.grpc_port: cannot listen on {config.host}:{config.grpc_port}; is it in use?"
@@ -83,6 +85,13 @@ async def start_grpc_server(service: Service) -> PublicGrpcServer:
     await server.start()
     following = asyncio.create_task(_follow_readiness(service, health_servicer))
     return PublicGrpcServer(server, port, following)
+
+
+def _bind(server: grpc.aio.Server, address: str, security: SecurityConfig) -> int:
+    if security.tls_certificate is None or security.tls_key is None:
+        return server.add_insecure_port(address)
+    credentials = public_credentials(security.tls_certificate, security.tls_key)
+    return server.add_secure_port(address, credentials)
 
 
 async def _follow_readiness(service: Service, servicer: health.aio.HealthServicer) -> None:

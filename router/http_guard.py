@@ -35,6 +35,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._num_head_bytes = 0  # as they came, perhaps with some of the body
         self._head_size = 0  # as they were parsed
         self._is_head_too_large = False
+        self._is_refused = False
         self._num_unanswered = 0
         self._timer: asyncio.TimerHandle | None = None  # for the head, the body or the end
 
@@ -50,7 +51,7 @@ class GuardedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if self.transport.is_closing():
+        if self._is_refused or self.transport.is_closing():
             return
         if self._in_head:
             self._num_head_bytes += len(data)
@@ -135,8 +136,9 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def _refuse(self, status: int, message: str) -> None:
         """Say why, in OpenAI's form, and hang up."""
-        if self.transport.is_closing():
+        if self._is_refused or self.transport.is_closing():
             return
+        self._is_refused = True
         error = {"message": message, "type": "invalid_request_error", "param": None, "code": None}
         body = json.dumps({"error": error}).encode()
         head = (
@@ -145,7 +147,15 @@ class GuardedProtocol(HttpToolsProtocol):
             "connection: close\r\n\r\n"
         )
         self.transport.write(head.encode() + body)
-        self.transport.close()
+        if self._num_unanswered:  # whoever waits for its body waits no more
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        if self.transport.can_write_eof():  # closed at once, what still comes would reset it all
+            self.transport.write_eof()
+            self.flow.resume_reading()
+            self._watch(LINGER_S, self.transport.close)
+        else:
+            self.transport.close()
 
     def _watch(self, timeout_s: float, on_late: Callable[[], None]) -> None:
         self._stop_timer()

@@ -8,6 +8,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from pathlib import Path
 
 import uvicorn
 
@@ -120,13 +121,14 @@ async def start_router(
     clock = clock or MonotonicClock()
     network = GrpcNetwork(spec.access)
     service = make_service(spec, clock, silence_s, network, new_id=_random_id, tracer=tracer)
+    http_server = _http_server(service)
     http_socket = _listen(spec.config)
     try:
         grpc_server = await start_grpc_server(service)
     except ConfigError:
         http_socket.close()
         raise
-    router = Router(service, _http_server(service), http_socket, grpc_server)
+    router = Router(service, http_server, http_socket, grpc_server)
     router.set_nodes(spec.nodes)
     logger.info("HTTP on %s, gRPC on %s", router.http_address, router.grpc_address)
     return router
@@ -196,9 +198,10 @@ def make_service(
 
 
 def _api_keys(spec: RouterSpec, clock: Clock) -> ApiKeys | None:
-    if spec.api_keys is None and spec.api_keys_file is None:
+    file = spec.security.api_keys_file
+    if spec.api_keys is None and file is None:
         return None
-    return ApiKeys(spec.api_keys or (), spec.api_keys_file, clock)
+    return ApiKeys(spec.api_keys or (), Path(file) if file is not None else None, clock)
 
 
 def _random_id() -> str:
@@ -231,6 +234,7 @@ class _HttpServer(uvicorn.Server):
 
 
 def _http_server(service: Service) -> uvicorn.Server:
+    security = service.spec.security
     config = uvicorn.Config(
         make_app(service),
         http=partial(GuardedProtocol, limits=service.spec.config.limits),  # type: ignore[arg-type]
@@ -240,5 +244,20 @@ def _http_server(service: Service) -> uvicorn.Server:
         access_log=False,
         timeout_graceful_shutdown=int(FACE_GRACE_S),
         server_header=False,
+        ssl_certfile=security.tls_certificate,
+        ssl_keyfile=security.tls_key,
     )
+    _load(config)
     return _HttpServer(config)
+
+
+def _load(config: uvicorn.Config) -> None:
+    """What uvicorn would do later. Raises ConfigError where the certificate cannot be used."""
+    try:
+        config.load()
+    except OSError as error:  # ssl.SSLError is one
+        reason = error.strerror or str(error)
+        raise ConfigError(
+            f"security.tls_certificate: {config.ssl_certfile} and security.tls_key: "
+            f"{config.ssl_keyfile} cannot be used: {reason}"
+        ) from error

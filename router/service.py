@@ -15,6 +15,7 @@ from pdserve.core.cluster_access import ClusterAccess
 from pdserve.core.config import RouterConfig
 from pdserve.core.model_spec import ModelSpec
 from pdserve.core.node import NodeAddress, Role
+from pdserve.core.security_config import SecurityConfig
 from pdserve.text.tokenizer import Tokenizer
 from router.callers import Caller, Callers
 from router.channel import Channels
@@ -43,8 +44,8 @@ class RouterSpec:
     admin_token: str | None = field(
         default=None, repr=False
     )  # who has it may give orders; None: nobody may
-    api_keys: tuple[ApiKey, ...] | None = None  # with those of the file; both None: no key is asked
-    api_keys_file: Path | None = None
+    security: SecurityConfig = field(default_factory=SecurityConfig)
+    api_keys: tuple[ApiKey, ...] | None = None  # beside those of the file; neither: none is asked
     access: ClusterAccess | None = None  # to the nodes; None: theirs is open
     caching: frozenset[Role] = frozenset(Role)  # pools that keep KV of prompts for later ones
     nodes: tuple[NodeAddress, ...] = ()  # more come by Router.set_nodes

@@ -24,7 +24,7 @@ class _Prover:
         self._open_channel = open_channel
 
     async def proven(self, details: grpc.aio.ClientCallDetails) -> grpc.aio.ClientCallDetails:
-        method = details.method.decode() if isinstance(details.method, bytes) else details.method
+        method = _text(details.method)
         nonce = new_nonce()
         async with self._open_channel() as channel:
             stub: Any = gate_pb2_grpc.GateStub(channel)
@@ -32,10 +32,16 @@ class _Prover:
             reply = await stub.Challenge(request, timeout=CHALLENGE_TIMEOUT_S)
         metadata = grpc.aio.Metadata(*(details.metadata or ()))
         metadata.add(METADATA_KEY, _answer(self._secret, method, nonce, reply))
-        return details._replace(metadata=metadata)
+        return grpc.aio.ClientCallDetails(
+            method=details.method,
+            timeout=details.timeout,
+            metadata=metadata,
+            credentials=details.credentials,
+            wait_for_ready=details.wait_for_ready,
+        )
 
 
-class ProveStreams(grpc.aio.StreamStreamClientInterceptor):  # type: ignore[type-arg]
+class ProveStreams(grpc.aio.StreamStreamClientInterceptor):
     """For sessions. Raises grpc.RpcError where the node has another secret."""
 
     def __init__(self, secret: str, open_channel: Callable[[], grpc.aio.Channel]) -> None:
@@ -52,7 +58,7 @@ class ProveStreams(grpc.aio.StreamStreamClientInterceptor):  # type: ignore[type
         return call
 
 
-class ProveWatches(grpc.aio.UnaryStreamClientInterceptor):  # type: ignore[type-arg]
+class ProveWatches(grpc.aio.UnaryStreamClientInterceptor):
     """For a router that watches a prefill node; likewise."""
 
     def __init__(self, secret: str, open_channel: Callable[[], grpc.aio.Channel]) -> None:
@@ -76,6 +82,11 @@ def prove(channel: grpc.Channel, secret: str, method: str) -> tuple[tuple[str, b
     request = gate_pb2.ChallengeRequest(nonce=nonce)
     reply = stub.Challenge(request, timeout=CHALLENGE_TIMEOUT_S)
     return ((METADATA_KEY, _answer(secret, method, nonce, reply)),)
+
+
+def _text(method: str | bytes) -> str:
+    """gRPC's own code has bytes where its types say text."""
+    return method.decode() if isinstance(method, bytes) else method
 
 
 def _answer(secret: str, method: str, nonce: bytes, reply: gate_pb2.ChallengeReply) -> bytes:

@@ -51,7 +51,7 @@ class RequireProof(grpc.aio.ServerInterceptor):
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, str(error))
 
         # A method that takes a stream reads nothing by itself.
-        return grpc.stream_unary_rpc_method_handler(refuse)  # type: ignore[arg-type]
+        return grpc.stream_unary_rpc_method_handler(refuse)
 
 
 class GateServicer(gate_pb2_grpc.GateServicer):

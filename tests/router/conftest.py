@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -14,6 +15,7 @@ import pytest_asyncio
 from pdserve.core.api_keys import ApiKey
 from pdserve.core.config import LimitsConfig, PromptClass, RouterConfig
 from pdserve.core.model_spec import read_model_spec
+from pdserve.core.security_config import SecurityConfig
 from pdserve.text.tokenizer import Tokenizer
 from router.server import Router, start_router
 from router.service import RouterSpec
@@ -122,7 +124,8 @@ class WorldMaker:
         await_ready: bool = True,
         admin_token: str | None = None,
         api_keys: tuple[ApiKey, ...] | None = None,
-        api_keys_file: Path | None = None,
+        security: SecurityConfig | None = None,
+        verify: ssl.SSLContext | bool = True,
     ) -> AsyncIterator[World]:
         eos = self._tokenizer.eos_token_id
         assert eos is not None
@@ -158,14 +161,18 @@ class WorldMaker:
             headroom_tokens=64,
             admin_token=admin_token,
             api_keys=api_keys,
-            api_keys_file=api_keys_file,
+            security=security or SecurityConfig(),
             prefill_configured=num_prefill > 0,
             nodes=tuple(node.address for node in nodes),
         )
         router = await start_router(spec, silence_s=silence_s)
         try:
+            scheme = "https" if spec.security.tls_certificate else "http"
             async with httpx.AsyncClient(
-                base_url=f"http://{router.http_address}", timeout=WAIT_S, trust_env=False
+                base_url=f"{scheme}://{router.http_address}",
+                timeout=WAIT_S,
+                trust_env=False,
+                verify=verify,
             ) as http:
                 world = World(router, decode, prefill, http)
                 if await_ready:

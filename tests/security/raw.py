@@ -1,6 +1,7 @@
 """A client that says byte by byte what it likes, and hears everything."""
 
 import asyncio
+import contextlib
 import json
 import time
 from dataclasses import dataclass, field
@@ -37,10 +38,10 @@ async def say(address: str, data: bytes, *, drip: bytes = b"", every_s: float = 
     try:
         writer.write(data)
         async with asyncio.timeout(PATIENCE_S):
-            try:
-                raw = await reader.read(-1)
-            except ConnectionError:
-                raw = b""
+            raw = b""
+            with contextlib.suppress(ConnectionError):
+                while data := await reader.read(1 << 16):
+                    raw += data
         return Heard(raw=raw, after_s=time.monotonic() - began_s)
     finally:
         dripping.cancel()

@@ -18,16 +18,12 @@ from kv_transfer.transports.grpc_wire import METHOD as LINK
 from kv_transfer.transports.grpc_wire import GrpcWire
 from kv_transfer.transports.transport import Arrived, Closed, Opened
 from pdserve.core.cluster_access import ClusterAccess
-from pdserve.core.config import RouterConfig
 from pdserve.core.node import NodeAddress
 from pdserve.rpc.gate import METADATA_KEY, Challenge, answer, new_nonce, node_proof
 from pdserve.rpc.network import GrpcNetwork
 from pdserve.rpc.v1 import gate_pb2, gate_pb2_grpc, session_pb2, session_pb2_grpc
-from router.server import start_router
-from router.service import RouterSpec
 from tests.nodes.site import HELLO, PATIENCE_S, Site
-from tests.nodes.specs import MODEL
-from tests.text.tiny_models import byte_level, save
+from tests.security.routers import a_router
 
 ACCESS = ClusterAccess(secret="s3cret of this cluster")
 OTHER = ClusterAccess(secret="s3cret of another")
@@ -60,7 +56,8 @@ async def first_of(address: str, method: str, proof: bytes | None) -> bytes:
 
     metadata = () if proof is None else ((METADATA_KEY, proof),)
     async with grpc.aio.insecure_channel(address) as channel:
-        call: Any = channel.stream_stream(method)(hello(), metadata=metadata, timeout=PATIENCE_S)
+        begin: Any = channel.stream_stream(method)
+        call = begin(hello(), metadata=metadata, timeout=PATIENCE_S)
         first: bytes = await call.read()
         return first
 
@@ -113,36 +110,6 @@ async def test_a_recorded_session_cannot_be_replayed() -> None:
         assert "another secret" in await refusal(address, other, elsewhere)
         decode = "/pdserve.v1.DecodeNode/Session"
         assert "no challenge" in await refusal(address_of(site, decode), decode, elsewhere)
-
-
-@pytest.fixture(scope="module")
-def tiny_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save(tmp_path_factory.mktemp("models") / "tiny", byte_level())
-
-
-@asynccontextmanager
-async def a_router(
-    nodes: tuple[NodeAddress, ...], model_dir: Path, access: ClusterAccess | None
-) -> AsyncIterator[httpx.AsyncClient]:
-    spec = RouterSpec(
-        config=RouterConfig(http_port=0, grpc_port=0, local_prefill_below=0),
-        served_name="tiny",
-        model_dir=model_dir,
-        model=MODEL,
-        dtype="float32",
-        max_model_len=None,
-        headroom_tokens=8,
-        prefill_configured=True,
-        access=access,
-        nodes=nodes,
-    )
-    router = await start_router(spec)
-    try:
-        url = f"http://{router.http_address}"
-        async with httpx.AsyncClient(base_url=url, timeout=PATIENCE_S, trust_env=False) as client:
-            yield client
-    finally:
-        await router.close(0.0)
 
 
 async def until_status(client: httpx.AsyncClient, words: str) -> None:
@@ -268,10 +235,12 @@ async def test_a_recorded_link_cannot_be_replayed() -> None:
     async def dial() -> grpc.StatusCode:
         async with grpc.aio.insecure_channel(wire.address) as channel:
             given = ((METADATA_KEY, recorded),)
-            call: Any = channel.stream_stream(LINK)(messages(), metadata=given, timeout=1)
+            begin: Any = channel.stream_stream(LINK)
+            call = begin(messages(), metadata=given, timeout=1)
             with pytest.raises(grpc.aio.AioRpcError) as raised:
                 await call.read()
-            return raised.value.code()
+            code: grpc.StatusCode = raised.value.code()
+            return code
 
     assert await dial() is grpc.StatusCode.DEADLINE_EXCEEDED, "taken in, and left waiting"
     assert isinstance(events.get(timeout=10), Opened)

@@ -9,6 +9,7 @@ import pytest
 import pytest_asyncio
 
 from pdserve.core.api_keys import hashed, line_of
+from pdserve.core.security_config import SecurityConfig
 from tests.router.conftest import ANSWER, World, WorldMaker, until_ready
 from tests.security.keys import ALICE, BOB, FILE, KEYS, OPERATOR, STRANGER, TOKEN, bearer
 
@@ -161,7 +162,9 @@ async def test_a_file_of_keys_is_read_again_when_it_changes(
     file = tmp_path / "keys"
     file.write_text(FILE)
 
-    async with make_world(api_keys_file=file, await_ready=False) as changing:
+    async with make_world(
+        security=SecurityConfig(api_keys_file=str(file)), await_ready=False
+    ) as changing:
         await until_ready(changing.http)
         assert await status_of(changing, ALICE) == 200
         assert await status_of(changing, STRANGER) == 401
@@ -185,6 +188,6 @@ async def test_a_file_of_keys_is_read_again_when_it_changes(
 async def test_a_file_without_keys_lets_nobody_in(make_world: WorldMaker, tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text("# none yet\n")
-    async with make_world(api_keys_file=file) as closed:
+    async with make_world(security=SecurityConfig(api_keys_file=str(file))) as closed:
         for headers in ({}, bearer(ALICE)):
             assert (await closed.http.get("/v1/models", headers=headers)).status_code == 401
