@@ -195,7 +195,7 @@ def _methods(routes: Iterable[object]) -> list[tuple[str, str]]:
         (route.path_format, method.lower())
         for route in routes
         if isinstance(route, APIRoute)
-        for method in sorted(route.methods)
+        for method in sorted(route.methods or ())
     ]
 
 

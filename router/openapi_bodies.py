@@ -36,7 +36,13 @@ ROLE: Json = {"enum": list(ROLES)}
 NOTHING: Json = {"type": "null"}
 
 OPEN: tuple[type[BaseModel], ...] = (CompletionBody, ChatBody, ResponsesBody)
-OTHERS = (TokenizeBody, DetokenizeBody, RouteBody, DrainBody, ScaleBody)
+OTHERS: tuple[type[BaseModel], ...] = (
+    TokenizeBody,
+    DetokenizeBody,
+    RouteBody,
+    DrainBody,
+    ScaleBody,
+)
 
 
 def body_schemas(limits: LimitsConfig, vocab_size: int, served_name: str) -> dict[str, Json]:

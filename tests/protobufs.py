@@ -35,7 +35,7 @@ def messages(kind: type[Kind], words: tuple[str, ...] = ("x",)) -> st.SearchStra
 
 def _filled(draw: st.DrawFn, kind: type[Kind], text: st.SearchStrategy[str], depth: int) -> Kind:
     message = kind()
-    fields = list(kind.DESCRIPTOR.fields)
+    fields: list[Any] = list(kind.DESCRIPTOR.fields)
     if not fields:
         return message
     for field in draw(st.lists(st.sampled_from(fields), max_size=MAX_FIELDS, unique=True)):

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import grpc
 import pytest
@@ -34,7 +35,7 @@ def router(site: Site) -> RouterClient:
     return site._routers[0]
 
 
-async def said(call: grpc.aio.StreamStreamCall, *said: object) -> None:
+async def said(call: Any, *said: object) -> None:
     """Say all of it; the other side may end the session before."""
     try:
         for message in said:

@@ -15,9 +15,10 @@ from pdserve.core.config import LimitsConfig
 from pdserve.core.errors import PdserveError
 from pdserve.core.request import Request
 from pdserve.rpc.failures import KIND_KEY
-from pdserve.rpc.public import CLIENT_OPTIONS
+from pdserve.rpc.public import CLIENT_OPTIONS, CLIENT_PING_MS
 from pdserve.rpc.v1 import inference_pb2 as pb
 from pdserve.rpc.v1 import inference_pb2_grpc
+from router.grpc_limits import LEAST_PING_INTERVAL_MS, public_options
 from tests.router.conftest import ANSWER, World, WorldMaker, until
 from tests.router.fake_nodes import Behaviour, FakeDecodeNode, FakeSession, silent
 
@@ -133,6 +134,13 @@ async def test_an_interval_out_of_range_is_named(
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
+async def test_our_clients_ask_less_often_than_the_router_allows() -> None:
+    server = dict(public_options(LimitsConfig()))
+    assert server["grpc.http2.min_recv_ping_interval_without_data_ms"] == LEAST_PING_INTERVAL_MS
+    assert CLIENT_PING_MS > LEAST_PING_INTERVAL_MS
+    assert server["grpc.keepalive_time_ms"] > 0
+
+
 async def test_reflection_is_enough_to_call_without_our_stubs(
     world: World, channel: grpc.aio.Channel
 ) -> None:
@@ -157,5 +165,5 @@ async def reflected(channel: grpc.aio.Channel, symbol: str) -> descriptor_pool.D
     (answer,) = [item async for item in stub.ServerReflectionInfo(iter([request]))]
     pool = descriptor_pool.DescriptorPool()
     for data in answer.file_descriptor_response.file_descriptor_proto:
-        pool.Add(descriptor_pb2.FileDescriptorProto.FromString(data))  # type: ignore[no-untyped-call]
+        pool.Add(descriptor_pb2.FileDescriptorProto.FromString(data))
     return pool
