@@ -1,6 +1,7 @@
 """Who may call which HTTP route.
 
     /health, /ready                   everybody: probes
+    /, /live/…                        everybody: the live page, whose data is at /admin/live
     /metrics, /admin/…, /debug/…      operators: a key of theirs, or the cluster's admin token
     all others, unknown ones too      who has an API key
 
@@ -17,7 +18,8 @@ from pdserve.core.errors import PermissionDeniedError, UnauthenticatedError
 from router.callers import Callers
 from router.http_bodies import error_response
 
-PUBLIC = frozenset({"/health", "/ready"})
+PUBLIC = frozenset({"/health", "/ready", "/"})
+PUBLIC_FILES = "/live/"
 OPERATORS = ("/metrics", "/admin/", "/debug/")
 
 
@@ -30,7 +32,7 @@ class RequireKey:
         self._admin_token = admin_token
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] not in PUBLIC:
+        if scope["type"] == "http" and not _is_public(scope["path"]):
             try:
                 self._check(scope["path"], Headers(scope=scope).get("authorization"))
             except (UnauthenticatedError, PermissionDeniedError) as error:
@@ -46,6 +48,10 @@ class RequireKey:
         caller = self._callers.caller(authorization)
         if for_operators and not caller.is_operator:
             raise PermissionDeniedError("this is for operators: their key, or the admin token")
+
+
+def _is_public(path: str) -> bool:
+    return path in PUBLIC or path.startswith(PUBLIC_FILES)
 
 
 def has_token(authorization: str | None, token: str | None) -> bool:

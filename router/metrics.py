@@ -1,7 +1,7 @@
 """Numbers about the router's work, in the text format that Prometheus reads.
 
-Names follow vLLM's where the thing is the same. Owns what is counted here; what nodes report is
-handed in at the time of a scrape.
+Names follow vLLM's where the thing is the same. Owns what is counted here, and what the live page
+shows of the near past; what nodes report is handed in at the time of a scrape.
 """
 
 from collections import Counter, defaultdict
@@ -15,6 +15,7 @@ from pdserve.telemetry.process_metrics import ProcessMetrics
 from router.admission import AdmissionReport
 from router.node_families import node_lines
 from router.nodes import NodeView
+from router.recent import NUM_REQUESTS, NUM_SAMPLES, Ring, Sample
 from router.record import RequestRecord
 from router.routing_metrics import RoutingMetrics
 
@@ -49,6 +50,8 @@ class Metrics:
         self.num_prompt_tokens = 0
         self.num_generation_tokens = 0
         self.num_ended = 0
+        self.recent: Ring[RequestRecord] = Ring(NUM_REQUESTS)
+        self.samples: Ring[Sample] = Ring(NUM_SAMPLES)
         self._finished: Counter[FinishReason] = Counter(dict.fromkeys(FinishReason, 0))
         self._failed: Counter[str] = Counter()
         self._process = ProcessMetrics()
@@ -82,6 +85,7 @@ class Metrics:
 
     def request_ended(self, record: RequestRecord) -> None:
         self.num_ended += 1
+        self.recent.add(record)
         self._latency.observe(record.latency_s)
         self._prompt_lens.observe(record.num_prompt_tokens)
         self._output_lens.observe(record.num_output_tokens)

@@ -18,6 +18,7 @@ from router.http_bodies import add_error_handlers, read_body
 from router.http_generation import answer, timeline_wanted
 from router.http_labels import RequestLabels
 from router.intake import Conversation
+from router.live_page import add_live_routes
 from router.metrics_http import add_metrics_routes
 from router.openai_chat import ChatFormat, ChatOptions
 from router.openai_completions import CompletionFormat, CompletionOptions
@@ -48,6 +49,7 @@ def make_app(service: Service) -> FastAPI:
     add_admin_routes(app, service)
     add_debug_routes(app, service)
     add_metrics_routes(app, service)
+    add_live_routes(app, service)
     add_openapi_route(app, service)
     return app
 

@@ -194,7 +194,7 @@ def _methods(routes: Iterable[object]) -> list[tuple[str, str]]:
     return [
         (route.path_format, method.lower())
         for route in routes
-        if isinstance(route, APIRoute)
+        if isinstance(route, APIRoute) and route.include_in_schema
         for method in sorted(route.methods or ())
     ]
 

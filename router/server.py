@@ -31,6 +31,7 @@ from router.head_room import HeadRoom
 from router.http_guard import GuardedProtocol
 from router.intake import Intake
 from router.legs import Legs
+from router.live_page import keep_samples
 from router.metrics import Metrics
 from router.openai_http import make_app
 from router.orders import Orders
@@ -67,6 +68,7 @@ class Router:
         self._serving = asyncio.create_task(
             http_server.serve(sockets=[http_socket]), name="HTTP server"
         )
+        self._sampling = asyncio.create_task(keep_samples(service), name="samples")
 
     @property
     def http_address(self) -> str:
@@ -103,8 +105,9 @@ class Router:
         self._http_server.should_exit = True
         await self._serving
         await self._service.channels.close()
-        self._following.cancel()
-        await asyncio.gather(self._following, return_exceptions=True)
+        for task in (self._following, self._sampling):
+            task.cancel()
+        await asyncio.gather(self._following, self._sampling, return_exceptions=True)
 
 
 async def start_router(

@@ -24,17 +24,20 @@ CALLS = [
     ("GET", "/v1/models/tiny"),
     ("GET", "/version"),
     ("GET", "/metrics"),
+    ("GET", "/metrics/targets"),
     ("GET", "/admin/status"),
+    ("GET", "/admin/live"),
     ("GET", "/debug/route?prompt_len=3"),
     ("POST", "/debug/route"),
-    ("GET", "/"),
     ("GET", "/openapi.json"),
     ("GET", "/nothing/here"),
     ("GET", "/health/../v1/models"),
-    ("GET", "//health"),
+    ("GET", "/%2Fhealth"),
 ]
 FOR_OPERATORS = [
     ("GET", "/metrics"),
+    ("GET", "/metrics/targets"),
+    ("GET", "/admin/live"),
     ("GET", "/admin/status"),
     ("GET", "/debug/route?prompt_len=3"),
 ]
@@ -191,3 +194,15 @@ async def test_a_file_without_keys_lets_nobody_in(make_world: WorldMaker, tmp_pa
     async with make_world(security=SecurityConfig(api_keys_file=str(file))) as closed:
         for headers in ({}, bearer(ALICE)):
             assert (await closed.http.get("/v1/models", headers=headers)).status_code == 401
+
+
+@pytest.mark.parametrize("path", ["/", "/live/page.js", "/live/page.css"])
+async def test_the_live_page_is_for_everybody_and_tells_nothing(closed: World, path: str) -> None:
+    answer = await closed.http.get(path)
+    assert answer.status_code == 200
+    assert "decode-0" not in answer.text
+
+
+@pytest.mark.parametrize("path", ["/live/../metrics", "/live/%2e%2e/metrics", "/live//metrics"])
+async def test_no_way_leads_past_the_live_page(closed: World, path: str) -> None:
+    assert (await closed.http.get(path)).status_code in (401, 404)
