@@ -5,6 +5,7 @@ Needs neither Ray nor the model; answers within a second or says why it cannot.
 
 import argparse
 import json
+import ssl
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -12,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from pdserve.cluster.own_certificate import pinned_context
 from pdserve.cluster.run_file import RunRecord, run_folder, running
 from pdserve.core.errors import ConfigError, NoNodeError
 
@@ -26,6 +28,7 @@ class Target:
 
     url: str
     token: str | None
+    context: ssl.SSLContext | None = None  # of HTTPS; None: public CAs are trusted
 
 
 def add_target_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,16 +41,30 @@ def add_token_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--token", help="with --url: admin_token of the run file on the host of `pdserve serve`"
     )
+    parser.add_argument("--ca", help="with an https --url: PEM file of the CA to trust")
 
 
 def target(arguments: argparse.Namespace) -> Target:
     """Raises NoNodeError where no cluster runs, ConfigError where many could be meant, or none."""
     if arguments.url is not None:
-        return Target(url=_checked(arguments.url), token=vars(arguments).get("token"))
+        given = vars(arguments)
+        return Target(
+            url=_checked(arguments.url),
+            token=given.get("token"),
+            context=_trusting(given.get("ca")),
+        )
     record = _chosen(running(run_folder()), arguments.name)
     if record.http_url is None:
         raise NoNodeError(f"cluster {record.name!r} is still starting; its logs: {record.log_dir}")
-    return Target(url=record.http_url, token=record.admin_token)
+    context = None if record.certificate is None else pinned_context(record.certificate)
+    return Target(url=record.http_url, token=record.admin_token, context=context)
+
+
+def _trusting(ca: str | None) -> ssl.SSLContext | None:
+    try:
+        return None if ca is None else ssl.create_default_context(cafile=ca)
+    except OSError as error:  # ssl.SSLError is one
+        raise ConfigError(f"--ca: {ca}: cannot be used: {error}") from error
 
 
 def _checked(given: str) -> str:
@@ -63,7 +80,8 @@ def _checked(given: str) -> str:
 
 def get_status(at: Target) -> dict[str, Any]:
     """The router's own words. Raises NoNodeError."""
-    status = _call(at, urllib.request.Request(f"{at.url}/admin/status"), TIMEOUT_S)
+    request = urllib.request.Request(f"{at.url}/admin/status", headers=_headers(at))
+    status = _call(at, request, TIMEOUT_S)
     if "nodes" not in status:
         raise NoNodeError(f"{at.url} is no pdserve router")
     return status
@@ -71,16 +89,19 @@ def get_status(at: Target) -> dict[str, Any]:
 
 def give_order(at: Target, path: str, order: Mapping[str, object]) -> dict[str, Any]:
     """What has begun. Raises ConfigError for an order that is refused, else NoNodeError."""
-    headers = {"Content-Type": "application/json"}
-    if at.token is not None:
-        headers["Authorization"] = f"Bearer {at.token}"
+    headers = {"Content-Type": "application/json", **_headers(at)}
     body = json.dumps(order).encode()
     return _call(at, urllib.request.Request(at.url + path, body, headers), ORDER_TIMEOUT_S)
 
 
+def _headers(at: Target) -> dict[str, str]:
+    return {} if at.token is None else {"Authorization": f"Bearer {at.token}"}
+
+
 def _call(at: Target, request: urllib.request.Request, timeout_s: float) -> dict[str, Any]:
     # No proxy: a router's admin service is for its own network.
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    secured = urllib.request.HTTPSHandler(context=at.context)
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), secured)
     try:
         with opener.open(request, timeout=timeout_s) as answer:
             return _object(at, answer.read())

@@ -21,6 +21,7 @@ from pdserve.cluster.front import RouterAddress
 from pdserve.cluster.host_check import RayLookout, Wanted, check_hosts, hosts_for
 from pdserve.cluster.incarnation import shared_dir
 from pdserve.cluster.process_log import log_dir, prints_to_file
+from pdserve.cluster.protection import find_protection, gaps, settled
 from pdserve.cluster.ray_launcher import RayLauncher
 from pdserve.cluster.ray_session import joined_ray, private_ray
 from pdserve.cluster.readiness import wait_until_ready
@@ -61,11 +62,16 @@ def opened_site(
     Raises ConfigError or ModelFilesError.
     """
     with ExitStack() as undo:
-        config = replace(config, router=settled_ports(config.router))
+        config = replace(
+            config, router=settled_ports(config.router), security=settled(config.security)
+        )
+        protection = find_protection(config.security)
         model_dir = locate(config.model.source, config.model.revision)
         identity = _identity(config, model_dir)
         planned = resolve(config, read_model_spec(model_dir), _known_hardware(config))
         say("model", _describe_model(planned, model_dir))
+        for gap in gaps(config, protection, planned.transport):
+            say("warning", gap)
         held = claim(run_folder(), name)
         undo.callback(held.release)
         record = _first_record(held.name)
@@ -87,6 +93,7 @@ def opened_site(
             run_token=record.run_token,
             log_folder=held.name,
             admin_token=record.admin_token,
+            protection=protection,
         )
         yield OpenedSite(site=site, claim=held, record=record)
 
@@ -113,7 +120,7 @@ async def start_cluster(opened: OpenedSite, say: Say) -> Cluster:
     Raises the PdserveError of what could not start.
     """
     site = opened.site
-    config = site.cluster.config.router
+    config, security = site.cluster.config.router, site.cluster.config.security
     supervisor = Supervisor(
         RayLauncher(site, say),
         site.cluster.nodes,
@@ -127,14 +134,15 @@ async def start_cluster(opened: OpenedSite, say: Say) -> Cluster:
     )
     await supervisor.start()
     try:
-        await wait_until_ready(router.grpc, READY_TIMEOUT_S)
+        await wait_until_ready(router.grpc, READY_TIMEOUT_S, security.tls_certificate)
     except BaseException:
         await supervisor.kill()
         raise
     opened.claim.publish(
         replace(
             opened.record,
-            http_url=f"http://{router.http}",
+            http_url=f"{security.scheme}://{router.http}",
+            certificate=security.tls_certificate,
             grpc_address=router.grpc,
             nodes=tuple(plan.name for plan in site.cluster.nodes),
         )

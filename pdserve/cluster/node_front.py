@@ -13,6 +13,7 @@ from pdserve.rank.ring_ranks import start_ranks
 from pdserve.rank.running_node import RunningNode
 from pdserve.rank.step_meter import StepMeter
 from pdserve.rank.trial_steps import measure_steps, trial_limits
+from pdserve.rpc.network import GrpcNetwork
 from prefill_node.server import start_prefill_node
 
 logger = logging.getLogger(__name__)
@@ -60,7 +61,13 @@ async def start_front(incarnation: Incarnation) -> NodeFront:
     try:
         meter = StepMeter()
         await measure_steps(ranks, trial_limits(spec), meter, MonotonicClock())
-        node = await start(spec, ranks, silence_s=silence_s, meter=meter)
+        node = await start(
+            spec,
+            ranks,
+            silence_s=silence_s,
+            meter=meter,
+            network=GrpcNetwork(incarnation.site.access),
+        )
     except BaseException:
         await ranks.close()
         raise

@@ -57,5 +57,6 @@ def rank_spec(incarnation: Incarnation, rank: int, device_index: int | None) -> 
         kv_transfer=config.kv_transfer,
         host=host_address(config.network),
         port_range=config.network.port_range,
+        access=site.access,
         start_timeout_s=incarnation.start_timeout_s,
     )

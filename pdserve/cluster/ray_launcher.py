@@ -112,7 +112,8 @@ class RayLauncher:
         router = self._front("router", placement.router_options())
         running = await self._start(router, ProcessGroup([router], None), "router", self._site)
         address = running.address
-        self._say("router", f"HTTP http://{address.http}, gRPC {address.grpc}")
+        scheme = self._site.cluster.config.security.scheme
+        self._say("router", f"HTTP {scheme}://{address.http}, gRPC {address.grpc}")
         return running
 
     async def _start(

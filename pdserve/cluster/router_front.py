@@ -49,6 +49,9 @@ async def start_front(site: Site) -> RouterFront:
         headroom_tokens=config.decode.headroom_tokens,
         prefill_configured=bool(config.prefill.replicas),
         admin_token=site.admin_token,
+        security=config.security,
+        api_keys=site.protection.api_keys,
+        access=site.access,
         caching=frozenset(
             role
             for role, pool in ((Role.PREFILL, config.prefill), (Role.DECODE, config.decode))

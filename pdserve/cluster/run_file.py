@@ -33,6 +33,7 @@ class RunRecord:
     pid: int
     http_url: str | None = None  # None: it is still starting
     grpc_address: str | None = None
+    certificate: str | None = None  # the router's, where it speaks TLS
     nodes: tuple[str, ...] = ()
     log_dir: str
     run_token: str

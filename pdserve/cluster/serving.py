@@ -53,7 +53,8 @@ async def close(cluster: Cluster, grace_s: float, signals: StopSignals) -> None:
 
 
 def _say_where(opened: OpenedSite, cluster: Cluster, console: Console, took_s: float) -> None:
-    url, model = f"http://{cluster.router.http}", opened.site.cluster.config.model.name
+    config = opened.site.cluster.config
+    url, model = f"{config.security.scheme}://{cluster.router.http}", config.model.name
     console.say("ready", f"after {took_s:.1f} s; Ctrl-C stops it. Try")
     question = '"messages": [{"role": "user", "content": "What is the capital of France?"}]'
     body = f'{{"model": "{model}", {question}, "max_tokens": 64, "temperature": 0}}'

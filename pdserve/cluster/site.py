@@ -1,9 +1,11 @@
 """What all processes of one cluster have in common."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from pdserve.cluster.protection import Protection
 from pdserve.cluster.resolve import ResolvedCluster
+from pdserve.core.cluster_access import ClusterAccess
 from pdserve.core.model_identity import ModelIdentity
 
 
@@ -16,4 +18,10 @@ class Site:
     model_identity: ModelIdentity  # of what is in it, on every host
     run_token: str
     log_folder: str  # below each host's log directory
-    admin_token: str  # who has it may give orders
+    admin_token: str = field(repr=False)  # who has it may give orders
+    protection: Protection
+
+    @property
+    def access(self) -> ClusterAccess:
+        """To the other processes, from the host of the caller. Raises ConfigError."""
+        return self.protection.access(self.cluster.config.security)

@@ -6,12 +6,18 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from pdserve.cluster.admin import add_target_arguments, get_status, target
+from pdserve.cluster.admin import (
+    add_target_arguments,
+    add_token_argument,
+    get_status,
+    target,
+)
 from pdserve.cluster.console import Console
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_target_arguments(parser)
+    add_token_argument(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:

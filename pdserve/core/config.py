@@ -23,6 +23,7 @@ from pdserve.core.routing_config import (
     PrefixConfig,
     SloConfig,
 )
+from pdserve.core.security_config import SecurityConfig
 
 FIRST_USER_PORT, LAST_PORT = 1024, 65535
 LEAST_SILENCE_S = 2.0
@@ -302,6 +303,7 @@ class ClusterConfig:
     kv_transfer: KvTransferConfig = field(default_factory=KvTransferConfig)
     router: RouterConfig = field(default_factory=RouterConfig)
     observability: ObservabilityConfig = field(default_factory=ObservabilityConfig)
+    security: SecurityConfig = field(default_factory=SecurityConfig)
 
     def __post_init__(self) -> None:
         _check_class_nodes(self.router.classes, self.prefill.replicas)

@@ -30,6 +30,11 @@ def api_key() -> str | None:
     return os.environ.get("PDSERVE_API_KEY") or None
 
 
+def take_secret(name: str) -> str | None:
+    """The value of a variable, which is gone from the environment then: children do not get it."""
+    return os.environ.pop(name, None) or None
+
+
 def set_up_private_ray() -> None:
     """What a private Ray and its processes read from the environment, set before ray is imported.
 

@@ -19,6 +19,10 @@ from pdserve.core.errors import ModelFilesError
 CONFIG_FILE = "config.json"
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+SUFFIX = ".safetensors"
+PICKLED = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
+WHY_NO_OTHERS = "other formats may run code when they are loaded"
+NUM_SHOWN = 5
 SAMPLE_BYTES = 256  # from the middle of a tensor
 MAX_SAMPLES = 1024  # of a file
 LENGTH_BYTES = 8  # a safetensors file begins with its header's length
@@ -83,16 +87,27 @@ def names_of_index(index: Path) -> tuple[str, ...]:
     for name in names:
         if Path(name).name != name:
             raise ModelFilesError(f"{index}: {name!r} is no name of a file beside it")
+        if not name.endswith(SUFFIX):
+            raise ModelFilesError(f"{index}: {name!r} is no safetensors file; {WHY_NO_OTHERS}")
     return names
 
 
 def check_weights_are_there(directory: Path) -> None:
     """Raises ModelFilesError naming what is missing."""
     if not (directory / INDEX_FILE).exists() and not (directory / SINGLE_FILE).exists():
-        raise ModelFilesError(f"{directory}: neither {SINGLE_FILE} nor {INDEX_FILE} is there")
+        raise no_weights(directory)
     for name in weight_names(directory):
         if not (directory / name).exists():
             raise ModelFilesError(f"{directory / name}: no such file, but {INDEX_FILE} names it")
+
+
+def no_weights(directory: Path) -> ModelFilesError:
+    """For a directory without safetensors, naming the files that are there instead."""
+    others = sorted(path.name for path in directory.glob("*") if path.suffix in PICKLED)
+    problem = f"{directory}: neither {SINGLE_FILE} nor {INDEX_FILE} is there"
+    if others:
+        problem += f"; {', '.join(others[:NUM_SHOWN])} will not do: {WHY_NO_OTHERS}"
+    return ModelFilesError(problem)
 
 
 def check_identity(directory: Path, expected: ModelIdentity) -> None:

@@ -24,6 +24,11 @@ class SecurityConfig:
         self._check_whole("tls_certificate", "tls_key")
         self._check_whole("cluster_ca", "cluster_certificate", "cluster_key")
 
+    @property
+    def scheme(self) -> str:
+        """Of the router's URLs."""
+        return "http" if self.tls_certificate is None else "https"
+
     def _check_whole(self, *keys: str) -> None:
         missing = [key for key in keys if getattr(self, key) is None]
         if missing and len(missing) < len(keys):

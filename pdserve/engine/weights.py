@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from pdserve.core.errors import ModelFilesError
-from pdserve.core.model_identity import INDEX_FILE, SINGLE_FILE
+from pdserve.core.model_identity import INDEX_FILE, SINGLE_FILE, names_of_index, no_weights
 
 NUM_SHOWN = 5  # names in an error
 
@@ -148,6 +148,7 @@ def _files_by_tensor(directory: Path) -> dict[str, Path]:
     index = directory / INDEX_FILE
     if not index.exists():
         return _tensors_of(directory / SINGLE_FILE)
+    names_of_index(index)  # refuses what is no safetensors file of this directory
     try:
         names = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
         files = {str(name): directory / str(file) for name, file in names.items()}
@@ -161,7 +162,7 @@ def _files_by_tensor(directory: Path) -> dict[str, Path]:
 
 def _tensors_of(path: Path) -> dict[str, Path]:
     if not path.exists():
-        raise ModelFilesError(f"{path.parent}: neither {SINGLE_FILE} nor {INDEX_FILE} is there")
+        raise no_weights(path.parent)
     try:
         with safe_open(path, framework="pt") as file:
             return dict.fromkeys(file.keys(), path)

@@ -63,7 +63,9 @@ def open_parts(spec: RankSpec) -> Iterator[RankParts]:
             rank=config.tp_rank,
             peer_id=spec.peer_id,
             config=spec.kv_transfer,
-            open_wire=partial(GrpcWire, host=spec.host, port_range=spec.port_range),
+            open_wire=partial(
+                GrpcWire, host=spec.host, port_range=spec.port_range, access=spec.access
+            ),
         )
         stack.callback(endpoint.close)
         yield RankParts(runner, endpoint)

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
+from pdserve.core.cluster_access import ClusterAccess
 from pdserve.core.config import KvTransferConfig
 from pdserve.core.errors import ConfigError
 from pdserve.engine.engine_config import EngineConfig
@@ -23,6 +24,7 @@ class RankSpec:
     kv_transfer: KvTransferConfig
     host: str  # where the KV endpoint listens, as other nodes reach it
     port_range: tuple[int, int] | None  # None: the system picks
+    access: ClusterAccess | None = None  # None: whoever reaches the KV endpoint is let in
     start_timeout_s: float = 300.0  # for the front to appear, and for the ranks to meet
     report_timeout_s: float = 30.0  # for the front to make space in the out-ring
 

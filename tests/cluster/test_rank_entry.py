@@ -4,10 +4,12 @@ import shutil
 import socket
 import uuid
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pdserve.cluster.incarnation import Incarnation, shared_dir
+from pdserve.cluster.protection import Protection
 from pdserve.cluster.rank_entry import check_model, rank_spec
 from pdserve.cluster.resolve import Hardware, resolve
 from pdserve.cluster.site import Site
@@ -16,7 +18,13 @@ from pdserve.core.errors import ModelFilesError
 from pdserve.core.model_identity import ModelIdentity
 from tests.cluster.test_resolve import SMOLLM2
 
-PLACED = {"run_token": "t", "log_folder": "test", "admin_token": "secret"}
+SECRET = "s3cret of this cluster"
+PLACED: dict[str, Any] = {
+    "run_token": "t",
+    "log_folder": "test",
+    "admin_token": "t0ken",
+    "protection": Protection(secret=SECRET),
+}
 NETWORK = {"host": "127.0.0.2", "port_range": [20000, 20100]}
 
 
@@ -38,6 +46,9 @@ def test_a_rank_listens_where_its_host_is_reached_and_within_the_ports() -> None
         spec = rank_spec(incarnation, 2, None)
     finally:
         shutil.rmtree(shared_dir(site.run_token))
+    assert spec.access is not None
+    assert spec.access.secret == SECRET
+    assert SECRET not in repr(spec) + repr(site)
     assert (spec.host, spec.port_range) == ("127.0.0.2", (20000, 20100))
     assert (spec.engine.tp_size, spec.engine.tp_rank, spec.engine.device) == (3, 2, "cpu")
 
