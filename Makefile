@@ -11,7 +11,7 @@ FUZZ_FACTOR ?= 40
 NOT_FAST := ray or model or gpu or multigpu or slow or faults
 NOT_HERE := gpu or multigpu or slow or faults
 
-.PHONY: help install demo test test-faults fuzz check fix proto bench accept lock clean
+.PHONY: help install demo test test-faults fuzz check fix docs proto bench accept lock clean
 .NOTPARALLEL:
 
 help:
@@ -22,6 +22,7 @@ help:
 	@echo "make fuzz      generated input over HTTP, gRPC, sessions and KV links, many thousands (long)"
 	@echo "make check     format, lint, types, layers, fresh stubs, fast tests"
 	@echo "make fix       repair what check can repair"
+	@echo "make docs      write the tables of docs/configuration.md from the configuration's classes"
 	@echo "make proto     generate pdserve/rpc/v1 from proto/"
 	@echo "make bench     engine latency against transformers, side by side"
 	@echo "make accept    end-to-end checks over every transport and TP pairing (long)"
@@ -65,6 +66,9 @@ check: install
 fix: install
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+docs: install
+	$(BIN)/python scripts/config_doc.py
 
 proto: install
 	$(BIN)/python scripts/proto.py

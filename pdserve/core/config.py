@@ -94,8 +94,8 @@ class NetworkConfig:
 class ResourcesConfig:
     """What each rank asks Ray for."""
 
-    num_cpus: float = 1.0
-    num_gpus: float = 0.0
+    num_cpus: float = 1.0  # logical CPUs
+    num_gpus: float = 0.0  # on GPUs: 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,7 +192,7 @@ class KvTransferConfig:
 class PromptClass:
     """Prompts shorter than ``below`` tokens that no earlier class took."""
 
-    name: str
+    name: str  # as metrics, statuses and logs call it
     below: int | None = None  # None: no bound (the last class)
     prefill_nodes: tuple[str, ...] = ()  # names such as prefill-0; none: all
     max_queued: int | None = None  # of this class may wait at the router; None: no bound of its own
@@ -211,7 +211,7 @@ class LimitsConfig:
     """What the router lets in."""
 
     max_queued_requests: int = 1024  # accepted and not yet finished
-    max_body_bytes: int = 16 << 20
+    max_body_bytes: int = 16 << 20  # of one HTTP request
     max_n: int = 16  # choices of one request
     max_prompts: int = 256  # prompts of one batch
     client_stall_s: float = 60.0  # a client that reads nothing for so long is dropped
