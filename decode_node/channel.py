@@ -46,6 +46,7 @@ class StreamLink:
             start=sequence.num_cached,
             cache_salt=sequence.cache_salt,
             traceparent=traceparent or "",
+            lane=sequence.lane,
         )
         self._outbox.put(session_pb2.PrefillRequest(prefill=task))
 

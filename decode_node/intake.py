@@ -42,6 +42,7 @@ def make_sequence(
         max_len=min(wanted_len, max_model_len),
         arrived_s=arrived_s,
         cache_salt=request.cache_salt,
+        lane=request.route.lane,
     )
 
 

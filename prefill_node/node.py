@@ -98,7 +98,6 @@ class PrefillNode:
             ledger=ledger,
             clock=clock,
             max_num_batched_tokens=spec.pool.max_num_batched_tokens,
-            class_bounds=spec.prompt_classes,
             overtake_s=spec.pool.overtake_s,
         )
         self._sessions: dict[str, DecodeSession] = {}  # by peer id
@@ -276,6 +275,7 @@ class PrefillNode:
             max_len=num_tokens + 1,
             arrived_s=self._clock.now_s(),
             cache_salt=task.cache_salt,
+            lane=task.lane,
         )
 
     def _note_idle(self) -> None:

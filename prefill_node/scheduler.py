@@ -1,11 +1,11 @@
 """Which prompts a prefill node computes next. Decides only; knows no time but its Clock's.
 
-Order: first come, first served, with ageing by length class. A prompt's place in the queue is its
-arrival plus ``overtake_s`` for each class above the shortest: a short prompt passes a long one
-that came up to that much earlier, never one that has waited longer. A prompt starts only when
-blocks for the whole of it are free, so there is no preemption here and no deadlock; what the
-prefix cache holds of it is not computed again. Blocks stay with the sequence until its handoff is
-over (``release``).
+Order: first come, first served, with ageing by lane. Lanes are length classes; the router says
+which one a prompt has, 0 being that of the shortest. A prompt's place in the queue is its arrival
+plus ``overtake_s`` for each lane above the first: a short prompt passes a long one that came up to
+that much earlier, never one that has waited longer. A prompt starts only when blocks for the whole
+of it are free, so there is no preemption here and no deadlock; what the prefix cache holds of it is
+not computed again. Blocks stay with the sequence until its handoff is over (``release``).
 """
 
 import bisect
@@ -30,10 +30,7 @@ class TokensComputed:
 
 
 class PrefillScheduler:
-    """Waiting and running prompts of one prefill node.
-
-    ``class_bounds`` are the ascending upper bounds of all length classes but the last.
-    """
+    """Waiting and running prompts of one prefill node."""
 
     def __init__(
         self,
@@ -41,13 +38,11 @@ class PrefillScheduler:
         ledger: Ledger,
         clock: Clock,
         max_num_batched_tokens: int,
-        class_bounds: tuple[int, ...],
         overtake_s: float,
     ) -> None:
         self.ledger = ledger
         self._clock = clock
         self._max_num_batched_tokens = max_num_batched_tokens
-        self._class_bounds = class_bounds
         self._overtake_s = overtake_s
         self._waiting: list[Sequence] = []  # in order of their places
         self._running: list[Sequence] = []  # likewise; they hold blocks and a slot
@@ -120,8 +115,7 @@ class PrefillScheduler:
         self.ledger.release(sequence)
 
     def _place(self, sequence: Sequence) -> float:
-        length_class = bisect.bisect_right(self._class_bounds, sequence.num_prompt)
-        return sequence.arrived_s + length_class * self._overtake_s
+        return sequence.arrived_s + sequence.lane * self._overtake_s
 
     def _admit(self) -> None:
         """Start prompts that fit; others pass one that does not, until it has waited too long."""

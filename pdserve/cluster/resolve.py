@@ -81,7 +81,6 @@ class ResolvedCluster:
             block_size=plan.pool.block_size or config.kv_cache.block_size,
             max_model_len=self.max_model_len,
             pool=plan.pool,
-            prompt_classes=tuple(c.below for c in config.router.classes if c.below is not None),
             kv_transfer=config.kv_transfer,
             transport=self.transport,
             depth=DEPTH[plan.device],

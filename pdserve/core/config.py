@@ -114,7 +114,7 @@ class PrefillConfig:
     kv_cache_bytes: int = 1 << 30  # per rank on a CPU; on a GPU the memory left decides
     block_size: int | None = None  # default: kv_cache.block_size
     attention_backend: str = "auto"
-    overtake_s: float = 2.0  # how long a prompt of the next shorter class may overtake
+    overtake_s: float = 2.0  # how long a prompt of the next shorter lane may overtake
     enable_prefix_caching: bool = True  # KV of prompts stays, for others that begin alike
     remeasure_idle_s: float | None = 30.0  # idle for so long, it measures its costs again
 

@@ -70,7 +70,6 @@ class NodeSpec:
     block_size: int
     max_model_len: int | None
     pool: PrefillConfig | DecodeConfig
-    prompt_classes: tuple[int, ...]  # ascending upper bounds of the prompt classes but the last
     kv_transfer: KvTransferConfig
     transport: str
     depth: int  # steps in flight

@@ -80,11 +80,16 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """Where a request goes: prefill alternates in order, then, if allowed, the decode node."""
+    """Where a request goes: prefill alternates in order, then, if allowed, the decode node.
+
+    The router alone decides the ``lane``, the place of the prompt's length class among the classes:
+    its borders may move, and another router may have others.
+    """
 
     decode_node: str
     prefill_nodes: tuple[str, ...]  # empty: prefill on the decode node
     local_allowed: bool  # may fall back to the decode node when all alternates failed
+    lane: int = 0  # of the prefill nodes' queues: 0 is that of the shortest prompts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

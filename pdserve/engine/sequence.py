@@ -32,6 +32,7 @@ class Sequence:
     max_len: int  # tokens at most, prompt included
     arrived_s: float
     cache_salt: bytes = b""  # sequences of different salts share no KV
+    lane: int = 0  # of a prefill node's queue
     is_cacheable: bool = True  # False: it neither uses nor leaves anything in the prefix cache
 
     blocks: list[BlockId] = field(default_factory=list)
@@ -94,5 +95,6 @@ class Sequence:
             max_len=self.max_len,
             arrived_s=self.arrived_s,
             cache_salt=self.cache_salt,
+            lane=self.lane,
             is_cacheable=self.is_cacheable,
         )

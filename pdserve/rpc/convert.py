@@ -75,6 +75,7 @@ def request_to_proto(request: Request) -> session_pb2.NodeRequest:
         decode_node=request.route.decode_node,
         prefill_nodes=request.route.prefill_nodes,
         local_allowed=request.route.local_allowed,
+        lane=request.route.lane,
     )
     return session_pb2.NodeRequest(
         request_id=request.request_id,
@@ -94,6 +95,7 @@ def request_from_proto(message: session_pb2.NodeRequest) -> Request:
         decode_node=message.route.decode_node,
         prefill_nodes=tuple(message.route.prefill_nodes),
         local_allowed=message.route.local_allowed,
+        lane=message.route.lane,
     )
     return Request(
         request_id=message.request_id,

@@ -22,7 +22,7 @@ MOST_MOVED = 4.0
 
 
 class Borders:
-    """``class_of`` by the borders of now; ``saw`` may move them."""
+    """``lane_of`` by the borders of now; ``saw`` may move them."""
 
     def __init__(self, classes: tuple[PromptClass, ...]) -> None:
         self._classes = classes
@@ -37,8 +37,9 @@ class Borders:
         """The first length that is too long for its class, for each class but the last."""
         return tuple(self._bounds)
 
-    def class_of(self, prompt_len: int) -> PromptClass:
-        return self._classes[bisect_right(self._bounds, prompt_len)]
+    def lane_of(self, prompt_len: int) -> int:
+        """Which of the classes it is, the shortest first."""
+        return bisect_right(self._bounds, prompt_len)
 
     def saw(self, prompt_len: int) -> str | None:
         """A prompt went to the prefill nodes; returns what was changed and why, if anything."""

@@ -25,14 +25,15 @@ class LengthPolicy:
 
     def __init__(self, config: RouterConfig, prefill_configured: bool) -> None:
         self._locality = Locality(config, prefill_configured)
+        self._classes = config.classes
         self._borders = Borders(config.classes)
         self._rebalances = config.rebalance_classes
 
     def choose(self, prompt: Prompt, loads: Loads, avoid: frozenset[str] = NOBODY) -> Decision:
-        prompt_class = self._borders.class_of(prompt.num_tokens)
+        lane = self._borders.lane_of(prompt.num_tokens)
         decode = fewest_requests(prompt, ready_decode(loads), avoid)
         reachable = reachable_from(decode, loads)
-        wanted = prompt_class.prefill_nodes
+        wanted = self._classes[lane].prefill_nodes
         of_class = [node for node in reachable if not wanted or node.name in wanted]
         ordered = by_queued_tokens(of_class or reachable, avoid)
         why = f"decode on {decode.name} ({decode.num_requests} there)"
@@ -43,7 +44,7 @@ class LengthPolicy:
             decode,
             ordered,
             why,
-            prompt_class=prompt_class.name,
+            lane=lane,
             degraded=None if of_class else f"no node of the class ({', '.join(wanted)}) is ready",
         )
 

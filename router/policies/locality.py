@@ -7,7 +7,7 @@ node gives the first token earlier, or the KV would be longer on its way than in
 
 from collections.abc import Sequence
 
-from pdserve.core.config import PromptClass, RouterConfig
+from pdserve.core.config import RouterConfig
 from pdserve.core.request import Route
 from router.policies.prediction import Candidate, local_compute_s, predict
 from router.policies.words import milliseconds
@@ -25,8 +25,14 @@ class Locality:
         self._conditional = config.conditional
         self._prefill_configured = prefill_configured
 
-    def class_of(self, prompt_len: int) -> PromptClass:
-        return next(c for c in self._classes if c.below is None or prompt_len < c.below)
+    def lane_of(self, prompt_len: int) -> int:
+        """The prompt's length class, by the borders of the cluster file."""
+        return next(
+            lane for lane, c in enumerate(self._classes) if c.below is None or prompt_len < c.below
+        )
+
+    def class_name(self, lane: int) -> str:
+        return self._classes[lane].name
 
     def must_be_local(self, prompt: Prompt) -> Verdict | None:
         """The rules that need no node; None: it may go to a prefill node."""
@@ -44,14 +50,16 @@ class Locality:
         ordered: Sequence[PrefillLoad],
         why: str,
         *,
-        prompt_class: str | None = None,
+        lane: int | None = None,
         degraded: str | None = None,
     ) -> Decision:
         """The decision for a decode node and the prefill nodes in the order of preference.
 
-        ``why`` says why these; ``degraded`` why they are not those that should serve it.
+        ``why`` says why these; ``degraded`` why they are not those that should serve it. ``lane``
+        None: the one by the cluster file's borders.
         """
-        name = prompt_class or self.class_of(prompt.num_tokens).name
+        lane = self.lane_of(prompt.num_tokens) if lane is None else lane
+        name = self.class_name(lane)
         local = self.must_be_local(prompt)
         if local is None and not ordered:
             words = f"no prefill node is ready and connected to {decode.name}"
@@ -66,6 +74,7 @@ class Locality:
                 decode_node=decode.name,
                 prefill_nodes=tuple(node.name for node in ordered),
                 local_allowed=True,
+                lane=lane,
             ),
             prompt_class=name,
             place=Place.PREFILL_NODE,

@@ -42,7 +42,8 @@ class SloPolicy:
         if must is None and all(way.prefill is None for way in ways):
             must = Place.UNREACHABLE, "no prefill node is ready and connected"
         why = self._words(prompt, best, rooms[best.name], len(ways))
-        name = self._locality.class_of(prompt.num_tokens).name
+        lane = self._locality.lane_of(prompt.num_tokens)
+        name = self._locality.class_name(lane)
         if best.prefill is None:
             place, reason = must or (Place.HEAD_ROOM, "it leaves most head-room")
             return local_decision(name, best.decode, place, reason, why=why)
@@ -51,6 +52,7 @@ class SloPolicy:
                 decode_node=best.decode.name,
                 prefill_nodes=_alternates(best, ways),
                 local_allowed=True,
+                lane=lane,
             ),
             prompt_class=name,
             place=Place.PREFILL_NODE,

@@ -67,14 +67,12 @@ def test_a_node_spec_holds_what_the_file_said() -> None:
             "model": {"dtype": "bfloat16", "max_model_len": 1000},
             "prefill": {"block_size": 32},
             "kv_transfer": {"transport": "gloo"},
-            "router": {"classes": [{"name": "short", "below": 64}, {"name": "long"}]},
         }
     )
     prefill, decode = (cluster.node_spec(plan, "i", "10.0.0.1") for plan in cluster.nodes)
     assert (prefill.dtype, prefill.kv_dtype, prefill.max_model_len) == ("bfloat16",) * 2 + (1000,)
     assert (prefill.block_size, decode.block_size) == (32, 16)
     assert (prefill.transport, prefill.depth, prefill.host) == ("gloo", 1, "10.0.0.1")
-    assert prefill.prompt_classes == (64,)
 
 
 def test_a_cluster_needs_cpus_for_ranks_fronts_and_router() -> None:

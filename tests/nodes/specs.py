@@ -59,7 +59,6 @@ def make_spec(
         block_size=block_size,
         max_model_len=None,
         pool=pool,
-        prompt_classes=(8, 16),
         kv_transfer=KvTransferConfig(),
         transport="grpc",
         depth=depth,
@@ -114,6 +113,7 @@ def ask(
     after: tuple[int, ...] = (),
     cache_salt: bytes = b"",
     logprobs: int | None = None,
+    lane: int = 0,
 ) -> Asked:
     """A request like no other; with ``num_had`` a retry for a client that has so many tokens.
 
@@ -153,7 +153,10 @@ def ask(
         choices=tuple(answers),
         sampling=sampling,
         route=Route(
-            decode_node="decode-0", prefill_nodes=prefill_nodes, local_allowed=local_allowed
+            decode_node="decode-0",
+            prefill_nodes=prefill_nodes,
+            local_allowed=local_allowed,
+            lane=lane,
         ),
         cache_salt=cache_salt,
     )

@@ -138,3 +138,24 @@ def test_two_nodes_that_are_both_full_do_not_wait_for_each_other():
         assert all(each.got == each.expected for each in asked)
     finally:
         world.close()
+
+
+def test_two_routers_with_other_borders_each_have_their_own_lanes(world):
+    """Prompts of one length: each waits in the lane that its router has chosen for it."""
+    world.connect_all()
+    lanes = {0: 2, 1: 0, 2: 1}
+    asked = [
+        ask(world.model, i, prompt_len=16, max_tokens=2, prefill_nodes=("p0",), lane=lane)
+        for i, lane in lanes.items()
+    ]
+    for i, one in enumerate(asked):
+        world.submit(one, router=i % 2)
+    waiting = world.prefills["p0"].prefill.scheduler
+    world.bring_all_but("steps")
+    assert waiting.num_running + waiting.num_waiting == 2  # one is in the step that is held
+    first_tokens: list[int] = []
+    while any(not one.is_over for one in asked):
+        world.bring(0)
+        begun = [i for i, one in enumerate(asked) if one.got[0] and i not in first_tokens]
+        first_tokens += begun
+    assert first_tokens == [0, 1, 2]  # the first was computed before the others came

@@ -118,6 +118,15 @@ def test_a_short_prompt_passes_a_long_one_that_came_less_than_its_classes_earlie
     assert sorted(["r0", "r1"], key=ended.index) == order
 
 
+def test_the_lane_that_came_with_a_prompt_counts_and_not_its_length():
+    world = World(num_blocks=100)
+    world.ask(MEDIUM, lane=2)
+    world.ask(LONG, lane=0)
+    world.ask(MEDIUM, lane=1)
+    world.finish()
+    assert names(world.ended) == ["r1", "r2", "r0"]
+
+
 def test_a_long_prompt_is_not_starved_by_a_stream_of_short_ones():
     world = World(num_blocks=100, max_num_batched_tokens=8)
     long = world.ask(LONG)

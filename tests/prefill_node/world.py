@@ -69,7 +69,6 @@ class World:
             ledger=self.ledger,
             clock=self.clock,
             max_num_batched_tokens=max_num_batched_tokens,
-            class_bounds=CLASS_BOUNDS,
             overtake_s=OVERTAKE_S,
         )
         self.prefills: list[Prefill] = []  # whose handoff is not over
@@ -88,8 +87,9 @@ class World:
         penalty: float = 0.0,
         num_alike: int = 0,
         cache_salt: bytes = b"",
+        lane: int | None = None,
     ) -> Prefill:
-        """A decode node asks for a prompt (``make_prompt``)."""
+        """A decode node asks for a prompt (``make_prompt``); ``lane`` None: that of its length."""
         number = self._num_asked
         self._num_asked += 1
         choices = tuple(range(num_choices))
@@ -107,6 +107,7 @@ class World:
                 max_len=prompt_len + 1,
                 arrived_s=self.clock.now_s(),
                 cache_salt=cache_salt,
+                lane=bisect.bisect_right(CLASS_BOUNDS, prompt_len) if lane is None else lane,
             ),
             tuple(
                 self.model.sample(history, sampling, c, prompt_len=prompt_len, end_token_ids=())
@@ -211,9 +212,8 @@ class World:
         self.executor.poison(empty_blocks(pool))
 
     def place(self, sequence: Sequence) -> float:
-        """A prompt's place in the queue: its arrival, later for each class above the first."""
-        length_class = bisect.bisect_right(CLASS_BOUNDS, len(sequence.token_ids))
-        return sequence.arrived_s + length_class * OVERTAKE_S
+        """A prompt's place in the queue: its arrival, later for each lane above the first."""
+        return sequence.arrived_s + sequence.lane * OVERTAKE_S
 
     def _is_waiting(self, prefill: Prefill) -> bool:
         return not prefill.sequence.blocks and not prefill.aborted

@@ -57,6 +57,7 @@ REQUESTS = st.builds(
         decode_node=st.text(),
         prefill_nodes=st.lists(st.text(), max_size=3).map(tuple),
         local_allowed=st.booleans(),
+        lane=COUNTS,
     ),
 )
 LOGPROBS = st.builds(

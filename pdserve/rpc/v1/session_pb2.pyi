@@ -48,14 +48,16 @@ class RequestKey(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ...) -> None: ...
 
 class Route(_message.Message):
-    __slots__ = ("decode_node", "prefill_nodes", "local_allowed")
+    __slots__ = ("decode_node", "prefill_nodes", "local_allowed", "lane")
     DECODE_NODE_FIELD_NUMBER: _ClassVar[int]
     PREFILL_NODES_FIELD_NUMBER: _ClassVar[int]
     LOCAL_ALLOWED_FIELD_NUMBER: _ClassVar[int]
+    LANE_FIELD_NUMBER: _ClassVar[int]
     decode_node: str
     prefill_nodes: _containers.RepeatedScalarFieldContainer[str]
     local_allowed: bool
-    def __init__(self, decode_node: _Optional[str] = ..., prefill_nodes: _Optional[_Iterable[str]] = ..., local_allowed: _Optional[bool] = ...) -> None: ...
+    lane: int
+    def __init__(self, decode_node: _Optional[str] = ..., prefill_nodes: _Optional[_Iterable[str]] = ..., local_allowed: _Optional[bool] = ..., lane: _Optional[int] = ...) -> None: ...
 
 class NodeRequest(_message.Message):
     __slots__ = ("request_id", "attempt", "token_ids", "prompt_len", "choices", "sampling", "route", "cache_salt", "traceparent")
@@ -380,7 +382,7 @@ class HandoffKey(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., leg: _Optional[int] = ...) -> None: ...
 
 class PrefillTask(_message.Message):
-    __slots__ = ("handoff", "token_ids", "prompt_len", "choices", "sampling", "start", "cache_salt", "traceparent")
+    __slots__ = ("handoff", "token_ids", "prompt_len", "choices", "sampling", "start", "cache_salt", "lane", "traceparent")
     HANDOFF_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LEN_FIELD_NUMBER: _ClassVar[int]
@@ -388,6 +390,7 @@ class PrefillTask(_message.Message):
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
+    LANE_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     handoff: HandoffKey
     token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -396,8 +399,9 @@ class PrefillTask(_message.Message):
     sampling: NodeSampling
     start: int
     cache_salt: bytes
+    lane: int
     traceparent: str
-    def __init__(self, handoff: _Optional[_Union[HandoffKey, _Mapping]] = ..., token_ids: _Optional[_Iterable[int]] = ..., prompt_len: _Optional[int] = ..., choices: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[NodeSampling, _Mapping]] = ..., start: _Optional[int] = ..., cache_salt: _Optional[bytes] = ..., traceparent: _Optional[str] = ...) -> None: ...
+    def __init__(self, handoff: _Optional[_Union[HandoffKey, _Mapping]] = ..., token_ids: _Optional[_Iterable[int]] = ..., prompt_len: _Optional[int] = ..., choices: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[NodeSampling, _Mapping]] = ..., start: _Optional[int] = ..., cache_salt: _Optional[bytes] = ..., lane: _Optional[int] = ..., traceparent: _Optional[str] = ...) -> None: ...
 
 class PrefillOutputs(_message.Message):
     __slots__ = ("first_tokens", "failures")

@@ -91,6 +91,9 @@ def test_only_ready_connected_nodes_are_chosen_and_none_to_avoid_while_there_are
         assert set(prefill) <= {node.name for node in loads.prefill} & chosen.prefill_nodes
         assert len(set(prefill)) == len(prefill)
         assert decision.place.is_local == (not prefill)
+        if prefill:
+            names = [c.name for c in config.classes]
+            assert decision.route.lane == names.index(decision.prompt_class)
         if prompt.num_tokens < config.local_prefill_below or not prefill_configured:
             assert not prefill
         assert chosen.name in decision.explain

@@ -14,24 +14,25 @@ POLICY = LengthPolicy(CONFIG, True)
 
 
 @pytest.mark.parametrize(
-    ("prompt_len", "prompt_class", "alternates"),
+    ("prompt_len", "prompt_class", "lane", "alternates"),
     [
-        (1, "short", ()),
-        (9, "short", ()),
-        (10, "short", ("p1", "p0")),
-        (99, "short", ("p1", "p0")),
-        (100, "medium", ("p2", "p1", "p0")),
-        (999, "medium", ("p2", "p1", "p0")),
-        (1000, "long", ("p2",)),
-        (10**6, "long", ("p2",)),
+        (1, "short", 0, ()),
+        (9, "short", 0, ()),
+        (10, "short", 0, ("p1", "p0")),
+        (99, "short", 0, ("p1", "p0")),
+        (100, "medium", 1, ("p2", "p1", "p0")),
+        (999, "medium", 1, ("p2", "p1", "p0")),
+        (1000, "long", 2, ("p2",)),
+        (10**6, "long", 2, ("p2",)),
     ],
 )
 def test_length_picks_the_class_and_load_orders_the_alternates(
-    prompt_len: int, prompt_class: str, alternates: tuple[str, ...]
+    prompt_len: int, prompt_class: str, lane: int, alternates: tuple[str, ...]
 ) -> None:
     decision = POLICY.choose(prompt(prompt_len), NODES)
     assert decision.prompt_class == prompt_class
     assert decision.route.prefill_nodes == alternates
+    assert decision.route.lane == lane
     assert decision.route.local_allowed
     assert not decision.degraded
     assert prompt_class in decision.explain
@@ -91,7 +92,8 @@ def test_borders_that_follow_the_traffic_say_so_in_the_log(
         for i in range(256):
             asked = prompt(300 + i)
             policy.placed(asked, policy.choose(asked, NODES))
-    assert policy.choose(prompt(900), NODES).prompt_class == "long"
+    moved = policy.choose(prompt(900), NODES)
+    assert (moved.prompt_class, moved.route.lane) == ("long", 1)
     (line,) = caplog.messages
     assert line.startswith("router.classes rebalanced: below (1000,) -> (")
 
