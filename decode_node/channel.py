@@ -45,8 +45,9 @@ class StreamLink:
             sampling=convert.sampling_to_proto(sequence.sampling),
             start=sequence.num_cached,
             cache_salt=sequence.cache_salt,
-            traceparent=traceparent or "",
             lane=sequence.lane,
+            traceparent=traceparent or "",
+            token_mask=sequence.token_mask or b"",
         )
         self._outbox.put(session_pb2.PrefillRequest(prefill=task))
 

@@ -1,17 +1,26 @@
 """What routers and prefill nodes send, checked and in the engine's words."""
 
+from decode_node.grammars import Ends, Grammars
 from pdserve.core.errors import InvalidRequestError, NeverFitsError, PrefillFailedError
 from pdserve.core.model_spec import ModelSpec
 from pdserve.core.request import Request
 from pdserve.engine.batch import Sampled
+from pdserve.engine.constraint import Constraint
 from pdserve.engine.sequence import Sequence
 from pdserve.rank.intake import check_work, end_token_ids
 from pdserve.rpc import convert
 from pdserve.rpc.v1 import session_pb2
+from pdserve.text.grammar import allows
 
 
 def make_sequence(
-    request: Request, model: ModelSpec, *, max_model_len: int, max_choices: int, arrived_s: float
+    request: Request,
+    model: ModelSpec,
+    *,
+    max_model_len: int,
+    max_choices: int,
+    arrived_s: float,
+    grammars: Grammars | None,
 ) -> Sequence:
     """The first life of a request. Raises InvalidRequestError if no life of it could run here."""
     sampling = request.sampling
@@ -32,18 +41,32 @@ def make_sequence(
         )
     if num_choices > max_choices:
         raise NeverFitsError("n", f"{num_choices} choices; this node takes up to {max_choices}")
+    ends = end_token_ids(model, sampling)
     return Sequence(
         key=request.key,
         choices=request.choices,
         sampling=sampling,
         prompt_len=request.prompt_len,
         token_ids=list(request.token_ids),
-        end_token_ids=end_token_ids(model, sampling),
+        end_token_ids=ends,
+        constraint=_constraint(request, ends, grammars),
         max_len=min(wanted_len, max_model_len),
         arrived_s=arrived_s,
         cache_salt=request.cache_salt,
         lane=request.route.lane,
     )
+
+
+def _constraint(
+    request: Request, end_ids: tuple[int, ...], grammars: Grammars | None
+) -> Constraint | None:
+    if request.grammar is None:
+        return None
+    if grammars is None:
+        raise InvalidRequestError(request.grammar.field, "this node follows no grammars")
+    output_ids = request.token_ids[request.prompt_len :]
+    ends = Ends(token_ids=end_ids, min_tokens=request.sampling.min_tokens)
+    return grammars.begin(request.key, request.grammar, output_ids, ends)
 
 
 def read_first_tokens(message: session_pb2.FirstTokens, sequence: Sequence) -> Sampled:
@@ -60,5 +83,8 @@ def read_first_tokens(message: session_pb2.FirstTokens, sequence: Sequence) -> S
             f"{num_tokens} first tokens with {num_logprobs} log-probabilities came, wanted were "
             f"{num_choices} with {num_wanted}"
         )
+    mask = sequence.token_mask
+    if mask is not None and not all(allows(mask, token_id) for token_id in message.token_ids):
+        raise PrefillFailedError("a first token came that the grammar does not allow")
     logprobs = tuple(convert.logprobs_from_proto(item) for item in message.logprobs)
     return Sampled(tokens=tuple(message.token_ids), logprobs=logprobs)

@@ -9,6 +9,8 @@ import asyncio
 import logging
 
 from decode_node.events import Admitted, Event, Forked, NewToken, Replaced
+from decode_node.grammars import Complete, GrammarNews, Grammars
+from decode_node.grammars import Failed as GrammarFailed
 from decode_node.intake import make_sequence, read_first_tokens
 from decode_node.legs import Arrived, Failed, Leg, LegNews, Legs, PrefillLink
 from decode_node.observer import Observer
@@ -48,6 +50,8 @@ from pdserve.telemetry.traces import Tracer
 
 logger = logging.getLogger(__name__)
 
+MASK_WAIT_S = 0.005  # that a step waits for masks at most; nearly all take less than a tenth
+
 
 class DecodeNode:
     """Owns all state of the node; every method runs in the node's event loop."""
@@ -59,6 +63,7 @@ class DecodeNode:
         clock: Clock,
         meter: StepMeter | None = None,
         tracer: Tracer | None = None,
+        grammars: Grammars | None = None,
     ) -> None:
         assert isinstance(spec.pool, DecodeConfig)
         self.spec = spec
@@ -76,6 +81,7 @@ class DecodeNode:
         self._limits = DecodeLimits.of(spec.pool)
         self.scheduler = DecodeScheduler(ledger=ledger, clock=clock, limits=self._limits)
         self.legs = Legs(ranks, ledger)
+        self._grammars = grammars
         self._breakers = PrefillBreakers()
         self._requests: dict[RequestKey, RequestState] = {}
         self._sessions: set[RouterSession] = set()
@@ -184,12 +190,24 @@ class DecodeNode:
         )
         async for submitted_s in steps:
             self._tell(submitted_s)
+            if self._grammars is not None:
+                await self._grammars.settle(MASK_WAIT_S)
 
     async def run_kv_events(self) -> None:
         """Take in what the ranks' KV endpoints report, for ever. Raises RankError."""
         while True:
             rank, event = await self._ranks.next_event()
             self._on_kv_event(rank, event)
+
+    async def run_grammars(self) -> None:
+        """Take in what becomes of the requests' grammars, for ever."""
+        while self._grammars is not None:
+            self._on_grammar_news(await self._grammars.next_news())
+
+    def close_grammars(self) -> None:
+        """The node has ended."""
+        if self._grammars is not None:
+            self._grammars.close()
 
     def status(self, ranks: list[session_pb2.RankInfo]) -> session_pb2.NodeStatus:
         """The node's load as routers see it."""
@@ -377,6 +395,17 @@ class DecodeNode:
         leg.state.live(*new, from_the_start=False)
         self.legs.drop(leg.sequence)
 
+    # ---- grammars ---------------------------------------------------------------------------
+
+    def _on_grammar_news(self, news: GrammarNews) -> None:
+        if isinstance(news, GrammarFailed) and (state := self._requests.get(news.key)):
+            self._end(state, news.error.kind)
+            state.put_failure(news.error, retryable=False)
+        elif isinstance(news, Complete) and (state := self._requests.get(news.key)):
+            self._end(state, None)
+            state.put_complete()
+        self._act()
+
     # ---- begin and end of a request ---------------------------------------------------------
 
     def _take_on(self, session: RouterSession, request: Request) -> None:
@@ -390,6 +419,7 @@ class DecodeNode:
             max_model_len=self.max_model_len,
             max_choices=self.max_choices,
             arrived_s=now_s,
+            grammars=self._grammars,
         )
         timing = Timing(node=self.spec.name, submitted_s=now_s)
         span = self._observer.begun(request)

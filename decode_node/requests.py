@@ -5,7 +5,14 @@ from dataclasses import dataclass, field
 from decode_node.events import NewToken
 from decode_node.timing import Timing
 from pdserve.core.errors import PdserveError
-from pdserve.core.request import Request, RequestFailure, RequestKey, RouteTaken, TokenOutput
+from pdserve.core.request import (
+    FinishReason,
+    Request,
+    RequestFailure,
+    RequestKey,
+    RouteTaken,
+    TokenOutput,
+)
 from pdserve.core.timeline import Timeline
 from pdserve.engine.sequence import Sequence
 from pdserve.rpc import convert
@@ -149,6 +156,19 @@ class RequestState:
         if not self._has_output:
             self._has_output = True
             self.put_timeline()
+
+    def put_complete(self) -> None:
+        """Tell the router that what the client has is all there is."""
+        for choice in self.request.choices:
+            output = TokenOutput(
+                request_id=self.request.request_id,
+                attempt=self.request.attempt,
+                choice=choice,
+                index=len(self.request.token_ids) - self.request.prompt_len,
+                token_ids=(),
+                finish_reason=FinishReason.STOP,
+            )
+            self.session.put(output)
 
     def put_timeline(self) -> None:
         timeline = Timeline(

@@ -126,6 +126,8 @@ class DecodeScheduler:
         for sequence in list(self._waiting):
             if num_places <= 0:
                 return
+            if not sequence.may_sample:
+                continue  # its grammar is still compiled
             if len(sequence.choices) <= num_places and self._reserve(sequence):
                 num_places -= len(sequence.choices)
                 self._waiting.remove(sequence)
@@ -228,7 +230,8 @@ class DecodeScheduler:
         return self.ledger.begin(sequence, self._wanted(sequence), spare=len(self._running))
 
     def _can_decode(self, sequence: Sequence) -> bool:
-        return not sequence.over and sequence.num_expected < sequence.max_len
+        is_going_on = not sequence.over and sequence.num_expected < sequence.max_len
+        return is_going_on and sequence.may_sample
 
     def _grow(self, sequence: Sequence) -> bool:
         """Make room for one more position; may end younger sequences, or this one."""

@@ -4,10 +4,12 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
+from functools import partial
 
 import grpc
 
 from decode_node.channel import PrefillChannel
+from decode_node.grammars import Grammars, load_compiler
 from decode_node.node import DecodeNode
 from decode_node.requests import RouterSession
 from pdserve.core.clock import Clock, MonotonicClock
@@ -66,6 +68,7 @@ class RunningDecodeNode:
 
     async def close(self, grace_s: float) -> None:
         await self._running.close(grace_s)
+        self.node.close_grammars()
 
 
 async def start_decode_node(
@@ -83,7 +86,10 @@ async def start_decode_node(
     Who says nothing for ``silence_s``, a router or a prefill node, is taken for dead. ``meter``
     knows what was measured before.
     """
-    node = DecodeNode(spec, ranks, clock or MonotonicClock(), meter, tracer)
+    grammars = None
+    if spec.model_dir is not None:
+        grammars = Grammars(partial(load_compiler, spec.model_dir, spec.model))
+    node = DecodeNode(spec, ranks, clock or MonotonicClock(), meter, tracer, grammars)
     servicer = _Servicer(node, ranks, silence_s)
 
     def register(server: grpc.aio.Server) -> None:
@@ -93,6 +99,8 @@ async def start_decode_node(
     server, address = await start_server(spec, network, register)
     running = RunningNode(address, server, node, ranks)
     running.run(servicer.run_status(), "status")
+    if grammars is not None:
+        running.run(node.run_grammars(), "grammars")
     return RunningDecodeNode(running, node, make_record(spec, ranks), silence_s, network)
 
 

@@ -31,10 +31,11 @@ from pdserve.core.errors import InvalidRequestError, NeverFitsError, NodeLostErr
 from pdserve.core.node import NodeSpec
 from pdserve.core.request import HandoffId
 from pdserve.engine.batch import Sampled
+from pdserve.engine.constraint import FirstTokenMask
 from pdserve.engine.ledger import Ledger
 from pdserve.engine.sequence import Sequence
 from pdserve.rank.idle_trials import IdleTrials
-from pdserve.rank.intake import check_work, end_token_ids
+from pdserve.rank.intake import check_token_mask, check_work, end_token_ids
 from pdserve.rank.ranks import Ranks
 from pdserve.rank.readiness import Readiness
 from pdserve.rank.step_loop import run_steps
@@ -261,6 +262,8 @@ class PrefillNode:
             choices=task.choices,
             sampling=sampling,
         )
+        if task.token_mask:
+            check_token_mask(task.token_mask, self.spec.model)
         num_tokens = len(task.token_ids)
         if num_tokens > self.max_model_len:
             problem = f"{num_tokens} tokens; {self.spec.name} takes up to {self.max_model_len}"
@@ -276,6 +279,7 @@ class PrefillNode:
             arrived_s=self._clock.now_s(),
             cache_salt=task.cache_salt,
             lane=task.lane,
+            constraint=FirstTokenMask(task.token_mask) if task.token_mask else None,
         )
 
     def _note_idle(self) -> None:

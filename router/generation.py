@@ -16,6 +16,7 @@ from router.choice_text import ChoiceText, Piece, TextRules
 from router.dispatch import Dispatcher
 from router.inbox import Call, News, RequestOver
 from router.legs import Job
+from router.tool_use import CallRules
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +26,7 @@ class GenerationRequest:
     job: Job
     rules: TextRules
     best_of: BestOf | None = None  # None: every choice is given
+    calls: CallRules | None = None  # None: no tool calls are looked for
 
     @property
     def num_given(self) -> int:

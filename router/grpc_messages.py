@@ -1,5 +1,6 @@
 """Public gRPC messages to and from what the router works with. Plain copies; unset stays unset."""
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -8,10 +9,13 @@ from pdserve.core.node import Role
 from pdserve.core.request import TokenLogprobs
 from pdserve.rpc.convert import timeline_to_proto
 from pdserve.rpc.v1 import inference_pb2 as pb
+from pdserve.text.conversation import ChatMessage
 from pdserve.text.tokenizer import Tokenizer
 from router.generation import Delta, Generation
-from router.intake import ChatMessage, Conversation
+from router.intake import Conversation
 from router.nodes import NodeView
+from router.structured_output import grammar_of, json_schema_grammar
+from router.tool_use import WORDS, ToolUse, tool_calls, tool_use
 from router.validation import SamplingFields
 
 
@@ -38,6 +42,15 @@ def sampling_fields(message: pb.SamplingParams) -> SamplingFields:
         best_of=message.best_of if "best_of" in given else None,
         skip_special_tokens=message.skip_special_tokens if "skip_special_tokens" in given else None,
         include_stop_str_in_output=message.include_stop_str_in_output,
+        grammar=grammar_of(
+            {
+                "json_schema": message.json_schema if "json_schema" in given else None,
+                "json_object": True if message.json_object else None,
+                "regex": message.regex if "regex" in given else None,
+                "grammar": message.grammar if "grammar" in given else None,
+                "choice": list(message.choice) or None,
+            }
+        ),
     )
 
 
@@ -65,8 +78,48 @@ def prompt_of(request: pb.GenerateRequest) -> str | list[int] | Conversation:
 
 
 def conversation(chat: pb.ChatMessages, add_special_tokens: bool) -> Conversation:
-    messages = [ChatMessage(role=item.role, content=item.content) for item in chat.messages]
-    return Conversation(messages=messages, add_special_tokens=add_special_tokens)
+    return Conversation(
+        messages=[_message(item, f"messages[{i}]") for i, item in enumerate(chat.messages)],
+        add_special_tokens=add_special_tokens,
+        tool_use=_tool_use(chat),
+    )
+
+
+def _message(item: pb.ChatMessage, where: str) -> ChatMessage:
+    calls = [
+        {"id": call.id, "function": {"name": call.name, "arguments": call.arguments}}
+        for call in item.tool_calls
+    ]
+    return ChatMessage(
+        role=item.role,
+        content=item.content,
+        tool_calls=tool_calls(f"{where}.tool_calls", calls),
+        tool_call_id=item.tool_call_id if item.HasField("tool_call_id") else None,
+    )
+
+
+def _tool_use(chat: pb.ChatMessages) -> ToolUse | None:
+    """Raises InvalidRequestError naming the tool that is none."""
+    tools = [
+        {
+            "type": "function",
+            "function": {
+                "name": tool.name,
+                "description": tool.description if tool.HasField("description") else None,
+                "parameters": _parameters(tool.parameters, f"tools[{i}].parameters"),
+            },
+        }
+        for i, tool in enumerate(chat.tools)
+    ]
+    choice: object = chat.tool_choice or "auto"
+    if choice not in WORDS:
+        choice = {"type": "function", "function": {"name": choice}}
+    parallel = chat.parallel_tool_calls if chat.HasField("parallel_tool_calls") else None
+    return tool_use(tools, choice, parallel)
+
+
+def _parameters(text: str, where: str) -> object:
+    return json.loads(json_schema_grammar(where, text).text) if text else None
 
 
 def delta_message(request_id: str, delta: Delta, tokenizer: Tokenizer) -> pb.GenerateResponse:

@@ -20,11 +20,11 @@ from pdserve.rpc.v1 import inference_pb2 as pb
 from pdserve.rpc.v1 import inference_pb2_grpc
 from router.generation import Delta, Generation, GenerationRequest
 from router.grpc_access import RequireKey, authorization_of, traceparent_of
+from router.grpc_calls import GrpcAnswer
 from router.grpc_decoding import ReadOneMessage, fail
 from router.grpc_limits import public_options
 from router.grpc_messages import (
     conversation,
-    delta_message,
     last_message,
     node_load,
     prompt_of,
@@ -122,11 +122,11 @@ class _Inference(inference_pb2_grpc.InferenceServicer):
                 traceparent=traceparent_of(context.invocation_metadata()),
             )
             with generating as generation:
-                request_id = generation.request_ids[0]
+                answer = GrpcAnswer(asked, generation.request_ids[0], service.tokenizer)
                 async for deltas in _answers(generation, whole=asked.best_of is not None):
                     for delta in deltas:
                         with self._dropping_stalled():
-                            yield delta_message(request_id, delta, service.tokenizer)
+                            yield answer.message(delta)
                 yield last_message(generation, timeline=request.timeline)
         except PdserveError as error:
             await fail(context, error)

@@ -4,19 +4,26 @@ The same for HTTP and gRPC. Knows the tokenizer and the limits, no protocol.
 """
 
 import asyncio
+import json
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pdserve.core.config import LimitsConfig
 from pdserve.core.errors import InvalidRequestError, NeverFitsError, UnknownModelError
+from pdserve.core.request import Grammar, GrammarKind
 from pdserve.text.chat_template import ChatTemplate
+from pdserve.text.conversation import ChatMessage, plain_messages, template_messages
 from pdserve.text.tokenizer import Tokenizer
+from pdserve.text.tool_grammar import calls_grammar
+from pdserve.text.tools import TOOL_FORMATS, ToolFormat, format_of_template
 from router.admission import fit_max_tokens
 from router.best_of import BestOf
 from router.choice_text import TextRules
 from router.generation import GenerationRequest
+from router.grammar_checks import GrammarChecks
 from router.legs import Job
+from router.tool_use import CallRules, ToolUse
 from router.validation import (
     SamplingFields,
     check_priority,
@@ -33,14 +40,6 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChatMessage:
-    """One message of a conversation."""
-
-    role: str
-    content: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Conversation:
     """What the chat template makes a prompt of."""
 
@@ -49,6 +48,7 @@ class Conversation:
     add_generation_prompt: bool = True
     template_variables: Mapping[str, object] | None = None
     instructions: str | None = None  # a system's message before the others
+    tool_use: ToolUse | None = None
     field: str = "messages"  # what the API calls them
 
 
@@ -63,12 +63,16 @@ class Intake:
         vocab_size: int,
         served_name: str,
         limits: LimitsConfig,
+        grammar_checks: GrammarChecks,
+        tool_call_format: str,
     ) -> None:
         self._tokenizer = tokenizer
         self._template = template
         self._vocab_size = vocab_size
         self._served_name = served_name
         self._limits = limits
+        self._grammar_checks = grammar_checks
+        self._tool_format = _tool_format(template, tool_call_format)
         self._longest_token = max(len(tokenizer.token_bytes(i)) for i in range(vocab_size))
 
     def check_model(self, model: str | None) -> None:
@@ -91,6 +95,7 @@ class Intake:
         limits = self._limits
         prompts = parse_prompts(prompt, vocab_size=self._vocab_size, max_prompts=limits.max_prompts)
         check_sampling(fields, vocab_size=self._vocab_size, max_n=limits.max_n)
+        await self._check_grammar(fields)
         ids = []
         for item in prompts:
             if isinstance(item, str):
@@ -113,12 +118,15 @@ class Intake:
         """The one request of a conversation."""
         rank = check_priority(priority)
         check_sampling(fields, vocab_size=self._vocab_size, max_n=self._limits.max_n)
+        calls, fields = self._calls(conversation.tool_use, fields)
+        await self._check_grammar(fields)
         field = conversation.field
         self._check_text("instructions", conversation.instructions or "", max_model_len)
         for i, message in enumerate(conversation.messages):
             self._check_text(f"{field}[{i}].content", message.content, max_model_len)
         ids = await self.tokenize_chat(conversation)
-        return _request(ids, fields, None, max_model_len, prompt_field=field, priority=rank)
+        request = _request(ids, fields, None, max_model_len, prompt_field=field, priority=rank)
+        return request if calls is None else replace(request, calls=calls)
 
     async def tokenize(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
         """The text's token ids."""
@@ -140,9 +148,12 @@ class Intake:
                 raise InvalidRequestError(f"{field}[{i}].role", problem)
         if conversation.instructions is not None:
             messages.insert(0, ChatMessage(role="system", content=conversation.instructions))
+        tools = () if conversation.tool_use is None else conversation.tool_use.tools
+        knows_tools = self._template.with_tools is not None
         text = self._template.render(
-            [{"role": _template_role(m.role), "content": m.content} for m in messages],
+            template_messages(messages) if knows_tools else plain_messages(messages, tools),
             add_generation_prompt=conversation.add_generation_prompt,
+            tools=[tool.as_json() for tool in tools] if tools and knows_tools else None,
             extra=conversation.template_variables,
         )
         return await self.tokenize(text, add_special_tokens=conversation.add_special_tokens)
@@ -152,6 +163,33 @@ class Intake:
         ids = check_token_ids("tokens", token_ids, self._vocab_size)
         return self._tokenizer.decode(ids, skip_special_tokens=False)
 
+    def _calls(
+        self, use: ToolUse | None, fields: SamplingFields
+    ) -> tuple[CallRules | None, SamplingFields]:
+        """How calls are found in the answer, and the fields with what they ask for."""
+        if use is None:
+            return None, fields
+        written = self._tool_format
+        if written is None:
+            raise InvalidRequestError(
+                "tools", "how this model writes calls is unknown: set router.tool_call_format"
+            )
+        rules = CallRules(
+            written=written,
+            names=frozenset(tool.name for tool in use.callable_tools),
+            forced=use.required,
+            most=None if use.parallel else 1,
+        )
+        if written.shows_special:
+            fields = replace(fields, skip_special_tokens=False)
+        if use.required or fields.grammar is not None:
+            fields = replace(fields, grammar=_calls_grammar(use, written, fields.grammar))
+        return rules, fields
+
+    async def _check_grammar(self, fields: SamplingFields) -> None:
+        if fields.grammar is not None:
+            await self._grammar_checks.check(fields.grammar)
+
     def _check_text(self, field: str, text: str, max_model_len: int) -> None:
         """Refuse at once what cannot fit, as tokenising megabytes takes seconds."""
         if len(text) > max_model_len * self._longest_token:
@@ -160,9 +198,25 @@ class Intake:
             )
 
 
-def _template_role(role: str) -> str:
-    # Templates of open models do not know the newer name of the system role.
-    return "system" if role == "developer" else role
+def _tool_format(template: ChatTemplate, configured: str) -> ToolFormat | None:
+    """How the model writes calls; None where its template knows tools and does not tell."""
+    if configured != "auto":
+        return TOOL_FORMATS[configured]
+    if template.with_tools is None:
+        return TOOL_FORMATS["hermes"]  # the words in which it is told of its tools
+    return format_of_template(template.with_tools)
+
+
+def _calls_grammar(use: ToolUse, written: ToolFormat, answer: Grammar | None) -> Grammar:
+    """Calls, or also ``answer`` where none have to be made."""
+    schema = None
+    if answer is not None:
+        if use.required or answer.kind is not GrammarKind.JSON_SCHEMA:
+            raise InvalidRequestError(
+                answer.field, "beside tools only a JSON schema is allowed, and no tool_choice"
+            )
+        schema = json.loads(answer.text)
+    return calls_grammar(use.callable_tools, written, several=use.parallel, or_schema=schema)
 
 
 def _request(
@@ -202,6 +256,7 @@ def _request(
         cache_salt=(fields.cache_salt or "").encode(errors="surrogatepass"),
         ttft_slo_ms=fields.ttft_slo_ms,
         tpot_slo_ms=fields.tpot_slo_ms,
+        grammar=fields.grammar,
     )
     return GenerationRequest(job=job, rules=rules, best_of=best_of)
 

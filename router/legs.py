@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from pdserve.core.clock import Clock
 from pdserve.core.node import Role
-from pdserve.core.request import Request, RequestKey, SamplingParams
+from pdserve.core.request import Grammar, Request, RequestKey, SamplingParams
 from pdserve.core.timeline import Timeline
 from router.channel import Channels
 from router.delivery import StartLeg
@@ -32,6 +32,7 @@ class Job:
     tpot_slo_ms: float | None = None
     priority: int = 0  # lower is let in earlier
     traceparent: str | None = None  # None: not traced
+    grammar: Grammar | None = None
 
     @property
     def demand(self) -> Demand:
@@ -116,6 +117,7 @@ class Legs:
             route=routed.decision.route,
             cache_salt=job.cache_salt,
             traceparent=job.traceparent,
+            grammar=job.grammar,
         )
         node = routed.decision.route.decode_node
         session = self._channels.submit(node, request)

@@ -1,7 +1,7 @@
 """The answers of /v1/chat/completions in OpenAI's form, with vLLM's token ids where asked for."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pdserve.core.errors import PdserveError
 from pdserve.text.tokenizer import Tokenizer
@@ -15,6 +15,7 @@ from router.answer_format import (
     timeline_json,
     usage_json,
 )
+from router.chat_calls import ChoiceCalls
 from router.generation import Delta, Generation, GenerationRequest
 
 
@@ -49,6 +50,11 @@ class ChatFormat:
         }
         self._tokenizer = tokenizer
         self._prompt_ids = request.job.prompt_ids
+        self._calls = {
+            choice: ChoiceCalls(request.calls)
+            for choice in range(request.num_given)
+            if request.calls is not None
+        }
         self._options = options
         self._begun: set[int] = set()
         self._text_events: dict[int, TextEvents] = {}
@@ -65,6 +71,8 @@ class ChatFormat:
     def events(self, delta: Delta) -> bytes:
         if delta.choice not in self._begun:
             return event_bytes(self._first_event(delta.choice)) + self.events(delta)
+        if self._calls:
+            return self._events_with_calls(delta)
         if delta.finish_reason is not None or delta.logprobs or self._options.token_ids:
             content: Json = {"content": delta.text} if delta.text else {}
             return event_bytes(self._event([self._choice(delta, "delta", content)]))
@@ -75,6 +83,18 @@ class ChatFormat:
                 lambda text: self._event([self._choice(delta, "delta", {"content": text})])
             )
         return self._text_events[delta.choice].bytes_of(delta.text)
+
+    def _events_with_calls(self, delta: Delta) -> bytes:
+        """An event for each part; what else came with the delta goes with the last one."""
+        is_last = delta.finish_reason is not None
+        parts = self._calls[delta.choice].deltas(delta.text, is_last=is_last)
+        if not parts and not (is_last or delta.logprobs or self._options.token_ids):
+            return b""
+        *parts, last = parts or [{}]
+        early = replace(delta, token_ids=(), logprobs=(), finish_reason=None, stop_reason=None)
+        choices = [self._choice(early, "delta", part) for part in parts]
+        choices.append(self._choice(delta, "delta", last))
+        return b"".join(event_bytes(self._event([choice])) for choice in choices)
 
     def ending(self, generation: Generation) -> bytes:
         return ending_bytes(self._last_event(generation))
@@ -104,14 +124,21 @@ class ChatFormat:
             "index": delta.choice,
             name: content,
             "logprobs": self._logprobs(delta) if delta.logprobs else None,
-            "finish_reason": delta.finish_reason,
+            "finish_reason": self._finish_reason(delta),
             "stop_reason": delta.stop_reason,
         }
         if self._options.token_ids:
             choice["token_ids"] = list(delta.token_ids)
         return choice
 
+    def _finish_reason(self, delta: Delta) -> str | None:
+        if calls := self._calls.get(delta.choice):
+            return calls.finish_reason(delta.finish_reason)
+        return delta.finish_reason
+
     def _message(self, delta: Delta) -> Json:
+        if calls := self._calls.get(delta.choice):
+            return calls.message(delta.text)
         return {"role": "assistant", "content": delta.text, "refusal": None}
 
     def _prompt_tokens(self) -> Json:

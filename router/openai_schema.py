@@ -9,7 +9,11 @@ from typing import Annotated
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue
 
 from pdserve.core.errors import InvalidRequestError
-from router.intake import ChatMessage, Conversation
+from pdserve.core.request import Grammar
+from pdserve.text.conversation import ChatMessage
+from router.intake import Conversation
+from router.structured_output import grammar_of
+from router.tool_use import tool_calls, tool_use
 from router.unknown_fields import check_unknown, is_among
 from router.validation import SamplingFields, shown
 
@@ -25,18 +29,12 @@ UNSUPPORTED: dict[str, tuple[JsonValue, ...]] = {
     "documents": ([],),
     "function_call": ("none", "auto"),
     "functions": ([],),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "guided_json": (),
-    "guided_regex": (),
     "length_penalty": (1, 1.0),
     "modalities": (["text"],),
     "prediction": (),
     "prompt_embeds": (),
     "prompt_logprobs": (),
     "reasoning_effort": ("none",),
-    "response_format": ({"type": "text"},),
-    "structured_outputs": (),
     "suffix": ("",),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
@@ -93,8 +91,34 @@ class SamplingBody(_Body):
     tpot_slo_ms: float | None = None
     timeline: bool | None = None
     priority: int | None = None
+    response_format: JsonValue = None
+    structured_outputs: JsonValue = None
+    guided_json: JsonValue = None
+    guided_regex: JsonValue = None
+    guided_choice: JsonValue = None
+    guided_grammar: JsonValue = None
+    json_schema: JsonValue = None
+    regex: JsonValue = None
+    ebnf: JsonValue = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+
+    @property
+    def grammar(self) -> Grammar | None:
+        """What the text of the answer has to be."""
+        return grammar_of(
+            {
+                "response_format": self.response_format,
+                "structured_outputs": self.structured_outputs,
+                "guided_json": self.guided_json,
+                "guided_regex": self.guided_regex,
+                "guided_choice": self.guided_choice,
+                "guided_grammar": self.guided_grammar,
+                "json_schema": self.json_schema,
+                "regex": self.regex,
+                "ebnf": self.ebnf,
+            }
+        )
 
     @property
     def include_usage(self) -> bool:
@@ -142,6 +166,9 @@ class TextPart(_Body):
 class MessageBody(_Body):
     role: str
     content: Annotated[list[TextPart] | None, BeforeValidator(_as_parts)] = None
+    name: str | None = None
+    tool_calls: JsonValue = None
+    tool_call_id: str | None = None
 
 
 class ChatBody(SamplingBody):
@@ -153,6 +180,9 @@ class ChatBody(SamplingBody):
     top_logprobs: int | None = None
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, JsonValue] | None = None
+    tools: JsonValue = None
+    tool_choice: JsonValue = None
+    parallel_tool_calls: bool | None = None
 
     def check_supported(self) -> None:
         super().check_supported()
@@ -165,6 +195,7 @@ class ChatBody(SamplingBody):
             add_special_tokens=bool(self.add_special_tokens),
             add_generation_prompt=self.add_generation_prompt is not False,
             template_variables=self.chat_template_kwargs,
+            tool_use=tool_use(self.tools, self.tool_choice, self.parallel_tool_calls),
         )
 
     def sampling_fields(self) -> SamplingFields:
@@ -197,17 +228,28 @@ class DetokenizeBody(_Body):
 
 def chat_messages(messages: list[MessageBody]) -> list[ChatMessage]:
     """Messages as plain text. Raises InvalidRequestError naming the part that is none."""
-    return [
-        ChatMessage(role=message.role, content=_text_of(message, f"messages[{i}]"))
-        for i, message in enumerate(messages)
-    ]
+    return [_chat_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
 
 
-def _text_of(message: MessageBody, where: str) -> str:
-    extra = message.model_extra or {}
-    if extra.get("tool_calls") or extra.get("function_call"):
-        raise InvalidRequestError(f"{where}.tool_calls", "tool calls are not supported")
+def _chat_message(message: MessageBody, where: str) -> ChatMessage:
+    if (message.model_extra or {}).get("function_call"):
+        raise InvalidRequestError(f"{where}.function_call", "use tool_calls")
+    calls = tool_calls(f"{where}.tool_calls", message.tool_calls)
+    if calls and message.role != "assistant":
+        raise InvalidRequestError(f"{where}.tool_calls", "only the assistant makes calls")
+    return ChatMessage(
+        role=message.role,
+        content=_text_of(message, where, may_be_none=bool(calls)),
+        tool_calls=calls,
+        tool_call_id=message.tool_call_id,
+        name=message.name,
+    )
+
+
+def _text_of(message: MessageBody, where: str, *, may_be_none: bool) -> str:
     if message.content is None:
+        if may_be_none:
+            return ""
         raise InvalidRequestError(f"{where}.content", "it is required")
     texts = []
     for i, part in enumerate(message.content):
@@ -249,4 +291,5 @@ def _sampling_fields(
         ttft_slo_ms=body.ttft_slo_ms,
         cache_salt=body.cache_salt,
         tpot_slo_ms=body.tpot_slo_ms,
+        grammar=body.grammar,
     )

@@ -8,7 +8,8 @@ from typing import Annotated
 from pydantic import BaseModel, BeforeValidator, ConfigDict, JsonValue
 
 from pdserve.core.errors import InvalidRequestError
-from router.intake import ChatMessage, Conversation
+from pdserve.text.conversation import ChatMessage
+from router.intake import Conversation
 from router.unknown_fields import check_unknown, is_among
 from router.validation import SamplingFields, shown
 

@@ -26,6 +26,7 @@ from router.api_keys import ApiKeys
 from router.callers import Callers
 from router.channel import Channels
 from router.dispatch import Dispatcher
+from router.grammar_checks import GrammarChecks
 from router.grpc_server import PublicGrpcServer, start_grpc_server
 from router.head_room import HeadRoom
 from router.http_guard import GuardedProtocol
@@ -105,6 +106,7 @@ class Router:
         self._http_server.should_exit = True
         await self._serving
         await self._service.channels.close()
+        self._service.grammar_checks.close()
         for task in (self._following, self._sampling):
             task.cancel()
         await asyncio.gather(self._following, self._sampling, return_exceptions=True)
@@ -163,6 +165,7 @@ def make_service(
     )
     head_room = HeadRoom(limits, headroom_tokens=spec.headroom_tokens)
     metrics = Metrics()
+    grammar_checks = GrammarChecks(spec.model_dir, spec.model, limits)
     return Service(
         spec=spec,
         created_s=int(time.time()),
@@ -174,7 +177,10 @@ def make_service(
             vocab_size=spec.model.vocab_size,
             served_name=spec.served_name,
             limits=limits,
+            grammar_checks=grammar_checks,
+            tool_call_format=spec.config.tool_call_format,
         ),
+        grammar_checks=grammar_checks,
         channels=channels,
         roster=Roster(channels),
         orders=Orders(),

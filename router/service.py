@@ -21,6 +21,7 @@ from router.callers import Caller, Callers
 from router.channel import Channels
 from router.dispatch import Dispatcher
 from router.generation import Generation, GenerationRequest, generate
+from router.grammar_checks import GrammarChecks
 from router.intake import Intake
 from router.metrics import Metrics
 from router.orders import Orders
@@ -60,6 +61,7 @@ class Service:
     clock: Clock
     tokenizer: Tokenizer
     intake: Intake
+    grammar_checks: GrammarChecks
     channels: Channels
     roster: Roster
     orders: Orders

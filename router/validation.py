@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pdserve.core.errors import InvalidRequestError
-from pdserve.core.request import SamplingParams
+from pdserve.core.request import Grammar, SamplingParams
 from pdserve.core.routing_config import LEAST_SLO_MS, MOST_SLO_MS
 
 MAX_LOGPROBS = 20
@@ -59,6 +59,7 @@ class SamplingFields:
     ttft_slo_ms: float | None = None
     tpot_slo_ms: float | None = None
     cache_salt: str | None = None
+    grammar: Grammar | None = None
 
 
 def check_sampling(fields: SamplingFields, *, vocab_size: int, max_n: int) -> None:

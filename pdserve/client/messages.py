@@ -51,6 +51,12 @@ class SamplingOptions(TypedDict, total=False):
     best_of: int  # make so many answers, give the n likeliest
     skip_special_tokens: bool
     include_stop_str_in_output: bool
+    # What the text of the answer has to be; at most one of them.
+    json_schema: str
+    json_object: bool
+    regex: str
+    grammar: str  # llguidance's Lark, or llama.cpp's GBNF
+    choice: Sequence[str]
 
 
 class RequestOptions(SamplingOptions, total=False):

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from dataclasses import replace
 
 from decode_node.server import RunningDecodeNode, start_decode_node
 from pdserve.cluster.addresses import host_address
@@ -49,6 +50,7 @@ async def start_front(incarnation: Incarnation) -> NodeFront:
     """Meet the ranks, which start meanwhile, and serve. Raises PdserveError."""
     plan, cluster = incarnation.plan, incarnation.site.cluster
     spec = cluster.node_spec(plan, incarnation.id, host_address(cluster.config.network))
+    spec = replace(spec, model_dir=incarnation.site.model_dir)
     silence_s = cluster.config.network.silence_s
     ranks = await start_ranks(
         run_dir=incarnation.make_run_dir(),

@@ -27,6 +27,7 @@ from pdserve.core.security_config import SecurityConfig
 
 FIRST_USER_PORT, LAST_PORT = 1024, 65535
 LEAST_SILENCE_S = 2.0
+TOOL_CALL_FORMATS = ("auto", "hermes", "llama3_json", "mistral")
 LEAST_HEADER_BYTES = 4096  # what ordinary clients send, and a key
 LEAST_HEADERS = 16
 MAX_NODES = 1024  # of a role: more is a slip of the finger
@@ -227,9 +228,17 @@ class LimitsConfig:
     max_grpc_calls: int = 4096  # open gRPC calls
     header_timeout_s: float = 10.0  # a head that is not there by then ends its connection
     body_timeout_s: float = 60.0  # likewise a body, or a gRPC message
+    max_grammar_bytes: int = 64 << 10  # of a JSON schema, regular expression or grammar
+    grammar_timeout_s: float = 2.0  # processor time that compiling one may take
 
     def __post_init__(self) -> None:
-        for key in ("max_queued_requests", "max_body_bytes", "max_n", "max_prompts"):
+        for key in (
+            "max_queued_requests",
+            "max_body_bytes",
+            "max_n",
+            "max_prompts",
+            "max_grammar_bytes",
+        ):
             _at_least(f"router.limits.{key}", getattr(self, key), 1)
         _at_least("router.limits.max_header_bytes", self.max_header_bytes, LEAST_HEADER_BYTES)
         for key in ("max_headers", "max_connections", "max_grpc_calls"):
@@ -240,6 +249,7 @@ class LimitsConfig:
             "queue_timeout_s",
             "header_timeout_s",
             "body_timeout_s",
+            "grammar_timeout_s",
         ):
             _above(f"router.limits.{key}", getattr(self, key), 0)
             _a_time(f"router.limits.{key}", getattr(self, key))
@@ -277,6 +287,7 @@ class RouterConfig:
     slo: SloConfig = field(default_factory=SloConfig)
     prefix: PrefixConfig = field(default_factory=PrefixConfig)
     conditional: ConditionalConfig = field(default_factory=ConditionalConfig)
+    tool_call_format: str = "auto"  # how the model writes tool calls; auto: as its template says
     limits: LimitsConfig = field(default_factory=LimitsConfig)
 
     def __post_init__(self) -> None:
@@ -287,6 +298,7 @@ class RouterConfig:
             raise ConfigError(f"router.grpc_port: {self.grpc_port} is router.http_port already")
         _at_least("router.local_prefill_below", self.local_prefill_below, 0)
         _one_of("router.policy", self.policy, POLICY_NAMES)
+        _one_of("router.tool_call_format", self.tool_call_format, TOOL_CALL_FORMATS)
         _check_classes(self.classes)
 
 

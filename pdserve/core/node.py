@@ -6,6 +6,7 @@ the node to peers, so that nothing of a dead incarnation can be taken for the li
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 
 from pdserve.core.config import DecodeConfig, KvTransferConfig, PrefillConfig
 from pdserve.core.model_spec import ModelSpec
@@ -73,4 +74,5 @@ class NodeSpec:
     kv_transfer: KvTransferConfig
     transport: str
     depth: int  # steps in flight
+    model_dir: Path | None = None  # for the tokenizer, which grammars need; None: no grammars
     observability: ObservabilityConfig = field(default_factory=ObservabilityConfig)

@@ -46,6 +46,24 @@ class RouteTaken(StrEnum):
     FALLBACK = "fallback"
 
 
+class GrammarKind(StrEnum):
+    """The languages that a grammar can be written in."""
+
+    JSON_SCHEMA = "json_schema"
+    REGEX = "regex"
+    LARK = "lark"  # of llguidance
+    EBNF = "ebnf"  # that, or GBNF of llama.cpp, whichever it is
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grammar:
+    """What the whole text of an answer has to be. ``field`` is what the client called it."""
+
+    kind: GrammarKind
+    text: str
+    field: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """How to choose tokens. The names and meanings are vLLM's; ``None`` is unset, never zero.
@@ -110,6 +128,7 @@ class Request:
     route: Route
     cache_salt: bytes = b""
     traceparent: str | None = None  # None: not traced
+    grammar: Grammar | None = None
 
     @property
     def key(self) -> RequestKey:

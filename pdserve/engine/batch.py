@@ -58,6 +58,14 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TokenMask:
+    """What a slot may sample in this step: a bit for each token, the lowest bit of a byte first."""
+
+    slot: Slot
+    bits: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BlockCopy:
     """Copy one whole block before the step's forward (the last, partly filled block of a fork)."""
 
@@ -74,6 +82,7 @@ class Batch:
     left: tuple[Slot, ...] = ()
     copies: tuple[BlockCopy, ...] = ()
     chunks: tuple[Chunk, ...] = ()
+    masks: tuple[TokenMask, ...] = ()  # of sampling chunks' slots; the others may sample any token
 
     @property
     def num_tokens(self) -> int:

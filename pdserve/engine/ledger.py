@@ -12,12 +12,13 @@ that it goes on in.
 """
 
 from collections import deque
+from collections.abc import Iterator
 from collections.abc import Sequence as Run
 from dataclasses import dataclass
 
 from pdserve.core.kv_layout import BlockId
 from pdserve.core.prefix_hash import extend_hashes
-from pdserve.engine.batch import Batch, Carried, Chunk, Joined, Slot
+from pdserve.engine.batch import Batch, Carried, Chunk, Joined, Slot, TokenMask
 from pdserve.engine.block_copies import BlockCopies, ends_of
 from pdserve.engine.block_pool import BlockPool
 from pdserve.engine.sequence import Sequence
@@ -177,6 +178,7 @@ class Ledger:
             left=tuple(self._left),
             copies=self._copies.take(),
             chunks=tuple(chunks),
+            masks=tuple(_masks(chunks, sequences)),
         )
         for sequence in self._joined.values():
             sequence.num_known_blocks = len(sequence.blocks)
@@ -258,6 +260,14 @@ class Ledger:
         self.pool.free(sequence.blocks)
         sequence.blocks = []
         self._copies.drop_pointless()
+
+
+def _masks(chunks: Run[Chunk], sequences: Run[Sequence]) -> Iterator[TokenMask]:
+    for chunk, sequence in zip(chunks, sequences, strict=True):
+        if chunk.num_samples and sequence.constraint is not None:
+            bits = sequence.constraint.mask
+            assert bits is not None, "planned before its mask was known"
+            yield TokenMask(slot=chunk.slot, bits=bits)
 
 
 def _join(sequence: Sequence) -> Joined:

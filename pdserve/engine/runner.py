@@ -92,7 +92,7 @@ class ModelRunner:
         if not batch.chunks:
             return PendingStep(batch, None, self._device)
         hidden = self._forward(batch.chunks)
-        return PendingStep(batch, self._sample(batch.chunks, hidden), self._device)
+        return PendingStep(batch, self._sample(batch, hidden), self._device)
 
     def warm_up(self) -> None:
         """Run one prompt and one decode step, and capture decode graphs, so that no request pays
@@ -165,6 +165,11 @@ class ModelRunner:
             tokens = () if isinstance(chunk.tokens, Carried) else chunk.tokens
             if tokens and not (min(tokens) >= 0 and max(tokens) < vocab_size):
                 raise RankError(f"step {batch.step}: a token is not one of {vocab_size}")
+        for mask in batch.masks:
+            if len(mask.bits) != -(-vocab_size // 8):
+                raise RankError(
+                    f"step {batch.step}: a mask of {len(mask.bits)} bytes for {vocab_size} tokens"
+                )
 
     def _forward(self, chunks: Sequence[Chunk]) -> Tensor:
         """Hidden states ``[R, hidden]`` of the last token of each sampling chunk."""
@@ -218,11 +223,11 @@ class ModelRunner:
             held[self._tensor(carried)] = self._slots.last_tokens(slots)
         return held
 
-    def _sample(self, chunks: Sequence[Chunk], hidden: Tensor) -> SampledRows | None:
+    def _sample(self, batch: Batch, hidden: Tensor) -> SampledRows | None:
         """Sample after each chunk that asks for it, from its row of ``hidden``; the logits of a
         row are computed once, however many samples are drawn from them.
         """
-        sampling = [chunk for chunk in chunks if chunk.num_samples]
+        sampling = [chunk for chunk in batch.chunks if chunk.num_samples]
         if not sampling:
             return None
         repeats: list[int] = []  # row of the logits, one for each sample
@@ -239,7 +244,8 @@ class ModelRunner:
         logits = self._model.logits(hidden)
         if len(rows) > len(sampling):
             logits = logits[self._tensor(repeats)]
-        sampled = self._sampler.sample(logits, rows)
+        masks = {mask.slot: mask.bits for mask in batch.masks}
+        sampled = self._sampler.sample(logits, rows, masks)
         tokens = sampled.tokens
         if len(rows) > len(sampling):
             tokens = tokens[self._tensor(first_rows)]

@@ -4,7 +4,7 @@ Owns the ranks' sampling state of every slot. The order of the changes to the lo
 meaning are those of ``SamplingParams``. Every rank runs this on the same logits and the same noise.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +17,7 @@ from pdserve.engine.penalties import Penalties
 from pdserve.engine.sampling_logprobs import RowLogprobs, wanted_logprobs
 from pdserve.engine.sampling_race import draw
 from pdserve.engine.staging import on_device
+from pdserve.engine.token_masks import blocked_tokens
 
 # Logits that are worked on together. On a CPU the buffers should stay in the cache (1 MiB each, up
 # to twice as fast as 8 MiB at 32 rows of 49,152), elsewhere they bound the memory (32 MiB each).
@@ -69,6 +70,11 @@ class _Line:
     index: int
     row: SampleRow
     state: _SlotState
+    mask: bytes | None  # of the tokens that may be sampled; None: all
+
+    @property
+    def changes_logits(self) -> bool:
+        return self.mask is not None or self.state.changes_logits
 
 
 class Sampler:
@@ -110,13 +116,22 @@ class Sampler:
         if self._slots.pop(slot).sampling.needs_history:
             self._penalties.leave(slot)
 
-    def sample(self, logits: Tensor, rows: Sequence[SampleRow]) -> SampledRows:
-        """One token for each row of the raw ``logits`` ``[R, V]`` (any float type, not changed)."""
+    def sample(
+        self,
+        logits: Tensor,
+        rows: Sequence[SampleRow],
+        masks: Mapping[Slot, bytes] | None = None,
+    ) -> SampledRows:
+        """One token for each row of the raw ``logits`` ``[R, V]`` (any float type, not changed).
+
+        ``masks`` say which tokens slots may sample, a bit for each; they heed ``min_tokens`` too.
+        """
         expected = (len(rows), self._vocab_size)
         if logits.shape != expected:
             raise ValueError(f"logits: expected shape {expected}, got {tuple(logits.shape)}")
+        mask_of = masks or {}
         lines = [
-            _Line(index=index, row=row, state=self._slots[row.slot])
+            _Line(index=index, row=row, state=self._slots[row.slot], mask=mask_of.get(row.slot))
             for index, row in enumerate(rows)
         ]
         tokens = self._choose(logits, lines)
@@ -126,7 +141,7 @@ class Sampler:
 
     def _choose(self, logits: Tensor, lines: Sequence[_Line]) -> Tensor:
         drawn = [line for line in lines if not line.state.is_greedy]
-        changed = [line for line in lines if line.state.is_greedy and line.state.changes_logits]
+        changed = [line for line in lines if line.state.is_greedy and line.changes_logits]
         if len(drawn) + len(changed) < len(lines):
             tokens = logits.float().argmax(1)
         else:
@@ -153,8 +168,10 @@ class Sampler:
             if state.bias is not None:
                 logits[i].index_add_(0, *state.bias)
             num_output = line.row.position - state.prompt_len
-            if state.end_ids is not None and num_output < state.sampling.min_tokens:
+            is_early = line.mask is None and num_output < state.sampling.min_tokens
+            if state.end_ids is not None and is_early:
                 logits[i].index_fill_(0, state.end_ids, -torch.inf)
+        self._block(logits, part)
         penalised = [i for i, line in enumerate(part) if line.state.sampling.needs_history]
         if penalised:
             self._penalties.apply_(
@@ -164,6 +181,15 @@ class Sampler:
                 [part[i].state.sampling for i in penalised],
             )
         return index, logits
+
+    def _block(self, logits: Tensor, part: Sequence[_Line]) -> None:
+        """Leave only the tokens that the lines' masks allow."""
+        masks = {i: line.mask for i, line in enumerate(part) if line.mask is not None}
+        if not masks:
+            return
+        blocked = blocked_tokens(list(masks.values()), self._vocab_size, self._device)
+        for row, i in enumerate(masks):
+            logits[i].masked_fill_(blocked[row], -torch.inf)
 
     def _count(self, lines: Sequence[_Line], tokens: Tensor) -> None:
         # A slot with several choices samples once: they go on in slots of their own.

@@ -12,6 +12,7 @@ from pdserve.core.kv_layout import BlockId
 from pdserve.core.prefix_hash import PrefixHash
 from pdserve.core.request import FinishReason, RequestKey, SamplingParams
 from pdserve.engine.batch import Slot
+from pdserve.engine.constraint import Constraint
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -33,6 +34,7 @@ class Sequence:
     arrived_s: float
     cache_salt: bytes = b""  # sequences of different salts share no KV
     lane: int = 0  # of a prefill node's queue
+    constraint: Constraint | None = None
     is_cacheable: bool = True  # False: it neither uses nor leaves anything in the prefix cache
 
     blocks: list[BlockId] = field(default_factory=list)
@@ -65,10 +67,24 @@ class Sequence:
         """Prompt tokens that no step has computed or will compute yet."""
         return max(0, self.num_prompt - self.num_planned)
 
+    @property
+    def may_sample(self) -> bool:
+        """False while a constraint waits for a token of a step in flight, or for its mask."""
+        if self.constraint is None:
+            return True
+        return self.num_expected == len(self.token_ids) and self.constraint.mask is not None
+
+    @property
+    def token_mask(self) -> bytes | None:
+        """A bit for each token that may be sampled; None where all may. Only if ``may_sample``."""
+        return None if self.constraint is None else self.constraint.mask
+
     def append(self, token_id: int) -> FinishReason | None:
         """Add a sampled token and say whether the sequence ends with it."""
         self.token_ids.append(token_id)
         if token_id in self.end_token_ids:
+            return FinishReason.STOP
+        if self.constraint is not None and self.constraint.advance(token_id):
             return FinishReason.STOP
         if len(self.token_ids) >= self.max_len:
             return FinishReason.LENGTH
@@ -76,15 +92,18 @@ class Sequence:
 
     def again(self) -> "Sequence":
         """The next life of this sequence: the same tokens, no blocks."""
-        new = self._child(self.choices, self.token_ids)
+        new = self._child(self.choices, self.token_ids, self.constraint)
         new.block_names = list(self.block_names)
         return new
 
     def forked(self, choice: int) -> "Sequence":
         """The sequence of one of several choices, from the prompt on."""
-        return self._child((choice,), self.token_ids[: self.num_prompt])
+        constraint = None if self.constraint is None else self.constraint.copy()
+        return self._child((choice,), self.token_ids[: self.num_prompt], constraint)
 
-    def _child(self, choices: tuple[int, ...], token_ids: Run[int]) -> "Sequence":
+    def _child(
+        self, choices: tuple[int, ...], token_ids: Run[int], constraint: Constraint | None
+    ) -> "Sequence":
         return Sequence(
             key=self.key,
             choices=choices,
@@ -96,5 +115,6 @@ class Sequence:
             arrived_s=self.arrived_s,
             cache_salt=self.cache_salt,
             lane=self.lane,
+            constraint=constraint,
             is_cacheable=self.is_cacheable,
         )

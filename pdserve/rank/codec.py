@@ -1,6 +1,7 @@
 """The binary form of plain data, derived from the type hints of its classes.
 
     int → 8 bytes signed   float → 8 bytes   bool → 1 byte   str → length, UTF-8
+    bytes → length, bytes
     tuple[int, ...] → length, 8 bytes each     tuple[X, ...] → length, each X
     tuple[X, Y], NamedTuple, dataclass → the fields in their order     X | None → 1 byte, X if 1
 
@@ -188,11 +189,17 @@ def _encode_str(value: str, out: bytearray) -> None:
     out += data
 
 
+def _encode_bytes(value: bytes, out: bytearray) -> None:
+    out += INT.pack(len(value))
+    out += value
+
+
 _ATOMS: dict[Any, Codec] = {
     int: Codec(lambda value, out: out.extend(INT.pack(value)), Cursor.number, "q"),
     float: Codec(
         lambda value, out: out.extend(FLOAT.pack(value)), lambda cursor: cursor.floats(1)[0], "d"
     ),
     bool: Codec(_encode_bool, _decode_bool, "?"),
+    bytes: Codec(_encode_bytes, lambda cursor: cursor.raw(cursor.length()), "b"),
     str: Codec(_encode_str, lambda cursor: cursor.raw(cursor.length()).decode(), "s"),
 }

@@ -31,6 +31,15 @@ def check_work(
     _check_sampling(sampling, model)
 
 
+def check_token_mask(mask: bytes, model: ModelSpec) -> None:
+    """Raise InvalidRequestError for a mask that is none of this model's, or that leaves nothing."""
+    wanted = -(-model.vocab_size // 8)
+    if len(mask) != wanted:
+        raise InvalidRequestError("token_mask", f"got {len(mask)} bytes, {wanted} are wanted")
+    if not any(mask):
+        raise InvalidRequestError("token_mask", "it allows no token")
+
+
 def end_token_ids(model: ModelSpec, sampling: SamplingParams) -> tuple[int, ...]:
     """The tokens that end a sequence."""
     ends = () if sampling.ignore_eos else model.eos_token_ids

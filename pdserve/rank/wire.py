@@ -26,6 +26,7 @@ from pdserve.engine.batch import (
     Sampled,
     Slot,
     StepOutput,
+    TokenMask,
 )
 from pdserve.rank.codec import Codec, Cursor, codec_of, pack_floats, pack_ints
 from pdserve.rank.messages import Pulse, RankFailed, RankReady, Stop
@@ -75,6 +76,7 @@ def _encode_batch(batch: Batch, out: bytearray) -> None:
     out += pack_ints(
         [
             *(batch.step, len(batch.joined), len(batch.left), len(batch.copies), len(chunks)),
+            len(batch.masks),
             *batch.left,
             *[copy.source for copy in batch.copies],
             *[copy.destination for copy in batch.copies],
@@ -89,10 +91,12 @@ def _encode_batch(batch: Batch, out: bytearray) -> None:
     )
     for joined in batch.joined:
         _JOINED.encode(joined, out)
+    for mask in batch.masks:
+        _MASK.encode(mask, out)
 
 
 def _decode_batch(cursor: Cursor) -> Batch:
-    step, num_joined, num_left, num_copies, num_chunks = cursor.ints(5)
+    step, num_joined, num_left, num_copies, num_chunks, num_masks = cursor.ints(6)
     left, sources, destinations = (cursor.ints(n) for n in (num_left, num_copies, num_copies))
     slots, starts, samples, lengths, num_blocks = (cursor.ints(num_chunks) for _ in range(5))
     runs = _runs(cursor, [0 if length == _CARRIED_LENGTH else length for length in lengths])
@@ -119,6 +123,7 @@ def _decode_batch(cursor: Cursor) -> Batch:
             ]
         ),
         joined=tuple([_JOINED.decode(cursor) for _ in range(num_joined)]),
+        masks=tuple([_MASK.decode(cursor) for _ in range(num_masks)]),
     )
 
 
@@ -184,12 +189,17 @@ def _columns(*kinds: type) -> str:
 
 
 _JOINED = codec_of(Joined)
+_MASK = codec_of(TokenMask)
 
 # The place in this table is the type's number on the wire.
 _CODECS: tuple[tuple[type, Codec], ...] = (
     (
         Batch,
-        Codec(_encode_batch, _decode_batch, _columns(Batch, Chunk, BlockCopy) + _JOINED.signature),
+        Codec(
+            _encode_batch,
+            _decode_batch,
+            _columns(Batch, Chunk, BlockCopy) + _JOINED.signature + _MASK.signature,
+        ),
     ),
     (
         StepOutput,

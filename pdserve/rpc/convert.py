@@ -10,6 +10,8 @@ from pdserve.core.cost import DecodeCost, LinkCost, NodeCosts, PrefillCost
 from pdserve.core.errors import InvalidRequestError
 from pdserve.core.request import (
     FinishReason,
+    Grammar,
+    GrammarKind,
     HandoffId,
     Request,
     RequestFailure,
@@ -87,6 +89,7 @@ def request_to_proto(request: Request) -> session_pb2.NodeRequest:
         route=route,
         cache_salt=request.cache_salt,
         traceparent=request.traceparent or "",
+        grammar=None if request.grammar is None else grammar_to_proto(request.grammar),
     )
 
 
@@ -107,7 +110,22 @@ def request_from_proto(message: session_pb2.NodeRequest) -> Request:
         route=route,
         cache_salt=message.cache_salt,
         traceparent=message.traceparent or None,
+        grammar=grammar_from_proto(message.grammar) if message.HasField("grammar") else None,
     )
+
+
+def grammar_to_proto(grammar: Grammar) -> session_pb2.NodeGrammar:
+    return session_pb2.NodeGrammar(kind=grammar.kind, text=grammar.text, field=grammar.field)
+
+
+def grammar_from_proto(message: session_pb2.NodeGrammar) -> Grammar:
+    """Raises InvalidRequestError for a kind that is none."""
+    try:
+        kind = GrammarKind(message.kind)
+    except ValueError:
+        problem = f"got the kind {message.kind[:40]!r}, allowed are {', '.join(GrammarKind)}"
+        raise InvalidRequestError("grammar", problem) from None
+    return Grammar(kind=kind, text=message.text, field=message.field)
 
 
 def logprobs_to_proto(logprobs: TokenLogprobs) -> session_pb2.TokenLogprobs:

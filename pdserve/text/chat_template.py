@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
-from jinja2 import nodes
+from jinja2 import meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -51,6 +51,8 @@ class ChatTemplate:
             }
         except jinja2.TemplateError as error:
             raise ModelFilesError(f"{directory}: the chat template is damaged: {error}") from error
+        # The text of the template that writes tools into prompts; None where none does.
+        self.with_tools = _source_with_tools(config.chat_templates)
 
     def render(
         self,
@@ -88,6 +90,15 @@ class ChatTemplate:
         raise InvalidRequestError(
             "messages", "this model has no chat template; use the completions API instead"
         )
+
+
+def _source_with_tools(sources: Mapping[str, str]) -> str | None:
+    for name in ("tool_use", "default"):
+        source = sources.get(name)
+        wanted = meta.find_undeclared_variables(_environment().parse(source or ""))
+        if source is not None and "tools" in wanted:
+            return source
+    return None
 
 
 def _plain(index: int, message: Message) -> dict[str, Any]:

@@ -60,6 +60,10 @@ class Tokenizer:
     def eos_token_id(self) -> int | None:
         return self._id_of("eos_token")
 
+    def to_json(self) -> str:
+        """All of it as a ``tokenizer.json``, with the tokens that only the configuration knows."""
+        return str(self._backend.to_str())
+
     def encode(
         self, text: str, *, add_special_tokens: bool = True, field: str = "prompt"
     ) -> list[int]:

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from pdserve.core.kv_layout import BlockId
 from pdserve.core.request import FinishReason, RequestKey, SamplingParams
+from pdserve.engine.constraint import Constraint
 from pdserve.engine.sequence import Sequence
 from tests.oracle import FakeModel
 from tests.prompts import make_prompt
@@ -62,6 +63,7 @@ def make_asked(
     num_alike: int = 0,
     after: tuple[int, ...] = (),
     cache_salt: bytes = b"",
+    constraint: Constraint | None = None,
 ) -> Asked:
     """The ``number``-th request. Its tokens are like no other request's, but for the first
     ``num_alike`` (``make_prompt``); with ``after`` they follow those of a conversation.
@@ -80,6 +82,7 @@ def make_asked(
         max_len=prompt_len + max_tokens,
         arrived_s=now_s,
         cache_salt=cache_salt,
+        constraint=constraint,
     )
     return Asked(
         key=sequence.key,

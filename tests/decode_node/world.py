@@ -311,7 +311,9 @@ class World:
         assert (event.finish_reason is not None) == (len(got) == len(expected))
         if event.finish_reason is not None:
             is_end = event.token_id in event.sequence.end_token_ids
-            assert event.finish_reason is (FinishReason.STOP if is_end else FinishReason.LENGTH)
+            assert event.sequence.constraint is not None or event.finish_reason is (
+                FinishReason.STOP if is_end else FinishReason.LENGTH
+            )
             asked.ended[choice] = event.finish_reason
             del asked.living[choice]
             self._drop(event.sequence)

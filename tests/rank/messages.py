@@ -16,6 +16,7 @@ from pdserve.engine.batch import (
     Joined,
     Sampled,
     StepOutput,
+    TokenMask,
 )
 from pdserve.rank.messages import Pulse, RankFailed, RankReady, Stop
 
@@ -80,6 +81,9 @@ batches = st.builds(
     left=many,
     copies=st.lists(st.builds(BlockCopy, source=ids, destination=ids), max_size=3).map(tuple),
     chunks=st.lists(chunks, max_size=5).map(tuple),
+    masks=st.lists(st.builds(TokenMask, slot=ids, bits=st.binary(max_size=9)), max_size=3).map(
+        tuple
+    ),
 )
 token_logprobs = st.builds(TokenLogprobs, logprob=floats, top=pairs)
 outputs = st.builds(

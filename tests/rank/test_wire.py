@@ -77,7 +77,7 @@ def test_every_other_message_comes_out_as_it_went_in(message):
 @pytest.mark.parametrize(
     ("kind", "names"),
     [
-        (Batch, "step joined left copies chunks"),
+        (Batch, "step joined left copies chunks masks"),
         (Chunk, "slot start tokens new_blocks num_samples"),
         (BlockCopy, "source destination"),
         (StepOutput, "step sampled"),

@@ -17,6 +17,13 @@ from router.unknown_fields import WITHOUT_EFFECT, WITHOUT_EFFECT_IF
 from tests.fuzzing import inputs
 from tests.router.conftest import World, WorldMaker
 
+BAD_SCHEMA = {"type": "string", "format": "made-up"}
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+BAD_TOOL = {"type": "function", "function": {"name": "f", "parameters": BAD_SCHEMA}}
+NAMED_G = {"type": "function", "function": {"name": "g"}}
+CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+CALL_OF_NOTHING = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "[]"}}
+
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 PATIENCE_S = 3600.0  # nobody is taken for silent while much is generated
@@ -91,7 +98,19 @@ def error_of(response: httpx.Response) -> dict[str, str | None]:
         ({"service_tier": "priority"}, "service_tier"),
         ({"suffix": "end"}, "suffix"),
         ({"use_beam_search": True}, "use_beam_search"),
-        ({"guided_json": {}}, "guided_json"),
+        ({"guided_json": []}, "guided_json"),
+        ({"guided_json": "{"}, "guided_json"),
+        ({"guided_regex": "("}, "guided_regex"),
+        ({"guided_choice": []}, "guided_choice"),
+        ({"guided_choice": ["a", 1]}, "guided_choice[1]"),
+        ({"guided_grammar": "start: nothing"}, "guided_grammar"),
+        ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_choice"),
+        ({"regex": "a" * 70_000}, "regex"),
+        ({"ebnf": "root ::= ["}, "ebnf"),
+        ({"json_schema": {"type": "array", "uniqueItems": True}}, "json_schema"),
+        ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs"),
+        ({"structured_outputs": {"made_up": 1}}, "structured_outputs.made_up"),
+        ({"structured_outputs": {"json": "{"}}, "structured_outputs.json"),
         ({"prompt_logprobs": 1}, "prompt_logprobs"),
     ],
 )
@@ -135,8 +154,31 @@ async def test_a_wrong_completion_field_is_named(
         ({"logprobs": 3}, "logprobs"),
         ({"max_completion_tokens": 0}, "max_completion_tokens"),
         ({"max_completion_tokens": 5000}, "max_completion_tokens"),
-        ({"tools": [{"type": "function"}]}, "tools"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"tools": [{"type": "function"}]}, "tools[0]"),
+        ({"tools": [{"type": "browser"}]}, "tools[0].type"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
+        ({"tools": [TOOL, TOOL]}, "tools[1].function.name"),
+        ({"tools": [TOOL], "tool_choice": "always"}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": NAMED_G}, "tool_choice.function.name"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": [TOOL], "guided_regex": "a"}, "guided_regex"),
+        ({"tools": [BAD_TOOL], "tool_choice": "required"}, "tools"),
+        ({"response_format": "json"}, "response_format"),
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema.schema"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": [1]}}},
+            "response_format.json_schema.schema",
+        ),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": BAD_SCHEMA}}},
+            "response_format.json_schema.schema",
+        ),
+        ({"messages": [{"role": "user", "tool_calls": [CALL]}]}, "messages[0].tool_calls"),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [CALL_OF_NOTHING]}]},
+            "messages[0].tool_calls[0].function.arguments",
+        ),
         ({"audio": {"voice": "x"}}, "audio"),
     ],
 )

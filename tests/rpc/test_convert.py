@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from pdserve.core.request import (
     FinishReason,
+    Grammar,
+    GrammarKind,
     HandoffId,
     Request,
     RequestFailure,
@@ -59,6 +61,8 @@ REQUESTS = st.builds(
         local_allowed=st.booleans(),
         lane=COUNTS,
     ),
+    grammar=st.none()
+    | st.builds(Grammar, kind=st.sampled_from(GrammarKind), text=st.text(), field=st.text()),
 )
 LOGPROBS = st.builds(
     TokenLogprobs,

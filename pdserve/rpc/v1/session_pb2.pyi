@@ -60,7 +60,7 @@ class Route(_message.Message):
     def __init__(self, decode_node: _Optional[str] = ..., prefill_nodes: _Optional[_Iterable[str]] = ..., local_allowed: _Optional[bool] = ..., lane: _Optional[int] = ...) -> None: ...
 
 class NodeRequest(_message.Message):
-    __slots__ = ("request_id", "attempt", "token_ids", "prompt_len", "choices", "sampling", "route", "cache_salt", "traceparent")
+    __slots__ = ("request_id", "attempt", "token_ids", "prompt_len", "choices", "sampling", "route", "cache_salt", "traceparent", "grammar")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -70,6 +70,7 @@ class NodeRequest(_message.Message):
     ROUTE_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    GRAMMAR_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     attempt: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -79,7 +80,18 @@ class NodeRequest(_message.Message):
     route: Route
     cache_salt: bytes
     traceparent: str
-    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., prompt_len: _Optional[int] = ..., choices: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[NodeSampling, _Mapping]] = ..., route: _Optional[_Union[Route, _Mapping]] = ..., cache_salt: _Optional[bytes] = ..., traceparent: _Optional[str] = ...) -> None: ...
+    grammar: NodeGrammar
+    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., prompt_len: _Optional[int] = ..., choices: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[NodeSampling, _Mapping]] = ..., route: _Optional[_Union[Route, _Mapping]] = ..., cache_salt: _Optional[bytes] = ..., traceparent: _Optional[str] = ..., grammar: _Optional[_Union[NodeGrammar, _Mapping]] = ...) -> None: ...
+
+class NodeGrammar(_message.Message):
+    __slots__ = ("kind", "text", "field")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    FIELD_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    text: str
+    field: str
+    def __init__(self, kind: _Optional[str] = ..., text: _Optional[str] = ..., field: _Optional[str] = ...) -> None: ...
 
 class NodeSampling(_message.Message):
     __slots__ = ("max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias_ids", "logit_bias_values", "seed", "stop_token_ids", "ignore_eos", "logprobs")
@@ -382,7 +394,7 @@ class HandoffKey(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., leg: _Optional[int] = ...) -> None: ...
 
 class PrefillTask(_message.Message):
-    __slots__ = ("handoff", "token_ids", "prompt_len", "choices", "sampling", "start", "cache_salt", "lane", "traceparent")
+    __slots__ = ("handoff", "token_ids", "prompt_len", "choices", "sampling", "start", "cache_salt", "lane", "traceparent", "token_mask")
     HANDOFF_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LEN_FIELD_NUMBER: _ClassVar[int]
@@ -392,6 +404,7 @@ class PrefillTask(_message.Message):
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     LANE_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_MASK_FIELD_NUMBER: _ClassVar[int]
     handoff: HandoffKey
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     prompt_len: int
@@ -401,7 +414,8 @@ class PrefillTask(_message.Message):
     cache_salt: bytes
     lane: int
     traceparent: str
-    def __init__(self, handoff: _Optional[_Union[HandoffKey, _Mapping]] = ..., token_ids: _Optional[_Iterable[int]] = ..., prompt_len: _Optional[int] = ..., choices: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[NodeSampling, _Mapping]] = ..., start: _Optional[int] = ..., cache_salt: _Optional[bytes] = ..., lane: _Optional[int] = ..., traceparent: _Optional[str] = ...) -> None: ...
+    token_mask: bytes
+    def __init__(self, handoff: _Optional[_Union[HandoffKey, _Mapping]] = ..., token_ids: _Optional[_Iterable[int]] = ..., prompt_len: _Optional[int] = ..., choices: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[NodeSampling, _Mapping]] = ..., start: _Optional[int] = ..., cache_salt: _Optional[bytes] = ..., lane: _Optional[int] = ..., traceparent: _Optional[str] = ..., token_mask: _Optional[bytes] = ...) -> None: ...
 
 class PrefillOutputs(_message.Message):
     __slots__ = ("first_tokens", "failures")

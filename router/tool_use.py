@@ -1,0 +1,155 @@
+"""Which tools a request may call, and which it has to: OpenAI's fields, checked.
+
+Pure. How the model writes calls is the model's business (``pdserve/text/tools.py``).
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from pdserve.core.errors import InvalidRequestError
+from pdserve.text.tools import Tool, ToolCall, ToolFormat
+from router.validation import shown
+
+MAX_TOOLS = 128
+MAX_CALLS = 128  # of one message
+NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
+NO_PARAMETERS: Mapping[str, object] = {
+    "type": "object",
+    "properties": {},
+    "additionalProperties": False,
+}
+WORDS = ("none", "auto", "required")
+CHOICES = "none, auto, required or a function by its name"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolUse:
+    """``callable_tools`` are those that may be called: all, or the named one. ``required``: the
+    answer has to be calls.
+    """
+
+    tools: tuple[Tool, ...]
+    callable_tools: tuple[Tool, ...]
+    required: bool
+    parallel: bool  # several calls in one answer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallRules:
+    """How calls are found in the text of an answer."""
+
+    written: ToolFormat
+    names: frozenset[str]
+    forced: bool
+    most: int | None  # calls that are wanted; None: all
+
+
+def tool_use(tools: object, choice: object, parallel: bool | None) -> ToolUse | None:
+    """What the fields ``tools``, ``tool_choice`` and ``parallel_tool_calls`` ask for; None: no
+    calls. Raises InvalidRequestError naming the field.
+    """
+    given = _tools(tools)
+    if not given:
+        if choice not in (None, "none", "auto"):
+            raise InvalidRequestError("tool_choice", f"got {shown(choice)} without tools")
+        return None
+    called = _called(given, choice)
+    if called is None:
+        return None
+    return ToolUse(
+        tools=given,
+        callable_tools=called,
+        required=choice not in (None, "auto"),
+        parallel=parallel is not False and not isinstance(choice, dict),
+    )
+
+
+def tool_calls(where: str, value: object) -> tuple[ToolCall, ...]:
+    """The calls of an assistant's message. Raises InvalidRequestError naming the part."""
+    if value is None:
+        return ()
+    if not isinstance(value, Sequence) or isinstance(value, str):
+        raise InvalidRequestError(where, f"got {shown(value)}, a list is wanted")
+    if len(value) > MAX_CALLS:
+        raise InvalidRequestError(where, f"got {len(value)}, at most {MAX_CALLS} are allowed")
+    return tuple(_tool_call(f"{where}[{i}]", item) for i, item in enumerate(value))
+
+
+def _tool_call(where: str, value: object) -> ToolCall:
+    match value:
+        case {"id": str(call_id), "function": {"name": str(name), "arguments": str(arguments)}}:
+            return ToolCall(call_id=call_id, name=name, arguments=arguments)
+        case _:
+            raise InvalidRequestError(
+                where,
+                'a call is {"id": "…", "type": "function", "function": '
+                '{"name": "…", "arguments": "…"}}',
+            )
+
+
+def _tools(value: object) -> tuple[Tool, ...]:
+    if value is None:
+        return ()
+    if not isinstance(value, Sequence) or isinstance(value, str):
+        raise InvalidRequestError("tools", f"got {shown(value)}, a list is wanted")
+    if len(value) > MAX_TOOLS:
+        raise InvalidRequestError("tools", f"got {len(value)}, at most {MAX_TOOLS} are allowed")
+    tools = tuple(_tool(f"tools[{i}]", item) for i, item in enumerate(value))
+    names = [tool.name for tool in tools]
+    for i, name in enumerate(names):
+        if name in names[:i]:
+            raise InvalidRequestError(f"tools[{i}].function.name", f"got {name!r} twice")
+    return tools
+
+
+def _tool(where: str, value: object) -> Tool:
+    match value:
+        case {"type": "function", "function": {"name": str(name), **rest}}:
+            pass
+        case {"type": kind} if kind != "function":
+            raise InvalidRequestError(f"{where}.type", f"got {shown(kind)}, allowed is function")
+        case _:
+            raise InvalidRequestError(
+                where, 'a tool is {"type": "function", "function": {"name": "…", …}}'
+            )
+    where = f"{where}.function"
+    if not NAME.fullmatch(name):
+        problem = f"got {shown(name)}, allowed are 1 to 64 of a-z, A-Z, 0-9, _, . and -"
+        raise InvalidRequestError(f"{where}.name", problem)
+    description, parameters = rest.get("description"), rest.get("parameters")
+    if description is not None and not isinstance(description, str):
+        raise InvalidRequestError(f"{where}.description", "a text is wanted")
+    if parameters is not None and not isinstance(parameters, dict):
+        raise InvalidRequestError(f"{where}.parameters", "a JSON schema (an object) is wanted")
+    _check_depth(f"{where}.parameters", parameters)
+    return Tool(name=name, description=description, parameters=parameters or NO_PARAMETERS)
+
+
+def _check_depth(where: str, parameters: object) -> None:
+    try:
+        json.dumps(parameters)
+    except RecursionError:
+        raise InvalidRequestError(where, "it is nested too deeply") from None
+
+
+def _called(tools: tuple[Tool, ...], choice: object) -> tuple[Tool, ...] | None:
+    """The tools that may be called; None where none may."""
+    match choice:
+        case "none":
+            return None
+        case None | "auto" | "required":
+            return tools
+        case {"type": "function", "function": {"name": str(name)}} | {
+            "type": "function",
+            "name": str(name),
+        }:
+            named = tuple(tool for tool in tools if tool.name == name)
+            if not named:
+                known = ", ".join(tool.name for tool in tools)[:200]
+                problem = f"got {shown(name)}, the tools are {known}"
+                raise InvalidRequestError("tool_choice.function.name", problem)
+            return named
+        case _:
+            raise InvalidRequestError("tool_choice", f"got {shown(choice)}, allowed are {CHOICES}")

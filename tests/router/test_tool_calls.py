@@ -1,0 +1,189 @@
+"""Tools over HTTP as the openai package sees them; the node says what the test wants."""
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from openai import AsyncOpenAI, DefaultAsyncHttpxClient
+
+from pdserve.core.request import GrammarKind
+from pdserve.text.tokenizer import Tokenizer
+from tests.router.conftest import World, WorldMaker
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+WEATHER: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "The weather of a city.",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string"}},
+            "required": ["city"],
+        },
+    },
+}
+ASK: list[Any] = [{"role": "user", "content": "How is the weather in Paris?"}]
+CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def roomy_world(make_world: WorldMaker) -> AsyncIterator[World]:
+    """Tools take many tokens of a tiny tokenizer."""
+    async with make_world(max_model_len=4096) as made:
+        yield made
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def world(roomy_world: World) -> World:
+    return await roomy_world.renewed()
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def client(world: World) -> AsyncIterator[AsyncOpenAI]:
+    async with AsyncOpenAI(
+        base_url=f"http://{world.router.http_address}/v1",
+        api_key="none",
+        max_retries=0,
+        http_client=DefaultAsyncHttpxClient(trust_env=False),
+    ) as made:
+        yield made
+
+
+@pytest.fixture
+def say(world: World, tokenizer: Tokenizer) -> Any:
+    """Make the node answer with a text."""
+    node, before = world.decode[0], world.decode[0].answer_ids
+
+    def set_answer(text: str) -> None:
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        node.answer_ids = (*ids, *node.eos_token_ids)
+
+    yield set_answer
+    node.answer_ids = before
+
+
+async def test_calls_are_parsed_and_end_the_answer(client: AsyncOpenAI, say: Any) -> None:
+    say(f"I look it up.\n{CALL}\n{CALL}")
+    answer = await client.chat.completions.create(model="tiny", messages=ASK, tools=[WEATHER])
+    (choice,) = answer.choices
+    assert choice.finish_reason == "tool_calls"
+    assert choice.message.content == "I look it up."
+    calls = choice.message.tool_calls or []
+    assert [call.type for call in calls] == ["function", "function"]
+    assert len({call.id for call in calls}) == 2
+    for call in calls:
+        assert call.type == "function"
+        assert call.function.name == "get_weather"
+        assert json.loads(call.function.arguments) == {"city": "Paris"}
+
+
+async def test_streamed_calls_are_named_first_and_their_arguments_come_in_pieces(
+    client: AsyncOpenAI, say: Any
+) -> None:
+    say(CALL)
+    stream = await client.chat.completions.create(
+        model="tiny", messages=ASK, tools=[WEATHER], stream=True
+    )
+    chunks = [chunk async for chunk in stream]
+    calls = [call for c in chunks for call in c.choices[0].delta.tool_calls or []]
+    assert calls[0].function is not None
+    assert (calls[0].index, calls[0].function.name) == (0, "get_weather")
+    assert calls[0].id is not None
+    assert all(call.id is None for call in calls[1:])
+    pieces = [call.function.arguments or "" for call in calls if call.function]
+    assert json.loads("".join(pieces)) == {"city": "Paris"}
+    assert len(pieces) > 2
+    assert [c.choices[0].finish_reason for c in chunks][-1] == "tool_calls"
+    assert not any(c.choices[0].delta.content for c in chunks)
+
+
+async def test_the_packages_streaming_helper_puts_calls_together(
+    client: AsyncOpenAI, say: Any
+) -> None:
+    say(CALL)
+    async with client.chat.completions.stream(
+        model="tiny", messages=ASK, tools=[WEATHER]
+    ) as stream:
+        final = await stream.get_final_completion()
+    calls = final.choices[0].message.tool_calls or []
+    assert [call.function.name for call in calls] == ["get_weather"]
+
+
+async def test_text_stays_text_beside_tools(client: AsyncOpenAI, say: Any) -> None:
+    say("I do not know <that>.")
+    answer = await client.chat.completions.create(model="tiny", messages=ASK, tools=[WEATHER])
+    assert answer.choices[0].message.content == "I do not know <that>."
+    assert answer.choices[0].message.tool_calls is None
+    assert answer.choices[0].finish_reason == "stop"
+
+
+@pytest.mark.parametrize(
+    "choice", ["required", {"type": "function", "function": {"name": "get_weather"}}]
+)
+async def test_a_forced_call_is_a_grammar_for_the_node(
+    client: AsyncOpenAI, world: World, say: Any, choice: Any
+) -> None:
+    say(CALL)
+    answer = await client.chat.completions.create(
+        model="tiny", messages=ASK, tools=[WEATHER], tool_choice=choice
+    )
+    assert answer.choices[0].finish_reason == "tool_calls"
+    (request,) = world.decode[0].submitted
+    assert request.grammar is not None
+    assert request.grammar.kind is GrammarKind.LARK
+    assert "get_weather" in request.grammar.text
+
+
+async def test_one_call_only_where_no_others_are_wanted(client: AsyncOpenAI, say: Any) -> None:
+    say(CALL + CALL)
+    answer = await client.chat.completions.create(
+        model="tiny", messages=ASK, tools=[WEATHER], parallel_tool_calls=False
+    )
+    assert len(answer.choices[0].message.tool_calls or []) == 1
+
+
+async def test_no_calls_are_looked_for_where_none_are_wanted(client: AsyncOpenAI, say: Any) -> None:
+    say(CALL)
+    answer = await client.chat.completions.create(
+        model="tiny", messages=ASK, tools=[WEATHER], tool_choice="none"
+    )
+    assert answer.choices[0].message.content == CALL
+    assert answer.choices[0].message.tool_calls is None
+
+
+async def test_the_history_may_hold_calls_and_their_results(
+    client: AsyncOpenAI, world: World, tokenizer: Tokenizer, say: Any
+) -> None:
+    say("It is sunny.")
+    call = {"id": "c1", "type": "function", "function": {"name": "get_weather", "arguments": "{}"}}
+    history: list[Any] = [
+        *ASK,
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "content": "sunny, 21 degrees"},
+    ]
+    answer = await client.chat.completions.create(model="tiny", messages=history, tools=[WEATHER])
+    assert answer.choices[0].message.content == "It is sunny."
+    (request,) = world.decode[0].submitted
+    prompt = tokenizer.decode(request.token_ids, skip_special_tokens=False)
+    assert "The weather of a city." in prompt
+    assert '<tool_call>\n{"name": "get_weather", "arguments": {}}\n</tool_call>' in prompt
+    assert "<tool_response>\nsunny, 21 degrees\n</tool_response>" in prompt
+
+
+async def test_a_schema_goes_with_the_request(client: AsyncOpenAI, world: World) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    await client.chat.completions.create(
+        model="tiny",
+        messages=ASK,
+        response_format={
+            "type": "json_schema",
+            "json_schema": {"name": "s", "schema": schema, "strict": True},
+        },
+    )
+    (request,) = world.decode[0].submitted
+    assert request.grammar is not None
+    assert json.loads(request.grammar.text) == schema
