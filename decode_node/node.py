@@ -107,7 +107,7 @@ class DecodeNode:
         self.readiness.lose(str(error))
         for state in self._requests.values():
             state.put_failure(error, retryable=True)
-            self._observer.ended(state.timing, state.span, error.kind)
+            self._observer.ended(state, error.kind)
         self._requests.clear()
         for session in self._sessions:
             session.flush()
@@ -292,7 +292,7 @@ class DecodeNode:
             for leg in self.legs.of(state):
                 self.legs.drop(leg.sequence)
             state.put_timeline()
-            self._observer.ended(state.timing, state.span)
+            self._observer.ended(state)
 
     def _prefill(self, state: RequestState, sequence: Sequence) -> None:
         """Have a reserved sequence prefilled by the next stop of its route."""
@@ -389,7 +389,8 @@ class DecodeNode:
         """After a failure: the sequence's next life takes the next stop of the route."""
         if leg.sequence.over:
             return
-        logger.warning("%s: %s on %s: %s", leg.handoff, kind, leg.link.node, message)
+        told = {"request_id": leg.handoff.request_id, "attempt": leg.handoff.attempt}
+        logger.warning("%s: %s on %s: %s", leg.handoff, kind, leg.link.node, message, extra=told)
         leg.state.last_failure = message
         new = self.scheduler.start_again(leg.sequence)
         leg.state.live(*new, from_the_start=False)
@@ -436,7 +437,7 @@ class DecodeNode:
         for sequence in (*state.sequences, *(leg.sequence for leg in self.legs.of(state))):
             self.scheduler.remove(sequence)
             self.legs.drop(sequence)
-        self._observer.ended(state.timing, state.span, error)
+        self._observer.ended(state, error)
 
 
 def _sequence_of(event: Event) -> Sequence:

@@ -1,11 +1,15 @@
-"""What a decode node counts and traces of its requests. Decides nothing."""
+"""What a decode node counts, logs and traces of its requests. Decides nothing."""
 
-from decode_node.timing import Timing
+import logging
+
+from decode_node.requests import RequestState
 from pdserve.core.clock import Clock
 from pdserve.core.node import NodeSpec
 from pdserve.core.request import Request
 from pdserve.rank.node_metrics import NodeMetrics
 from pdserve.telemetry.traces import Span, Tracer
+
+logger = logging.getLogger(__name__)
 
 STAGES = ("reserve", "prefill", "transfer", "decode_queue", "first_decode")
 
@@ -35,12 +39,16 @@ class Observer:
             },
         )
 
-    def ended(self, timing: Timing, span: Span | None, error: str | None = None) -> None:
+    def ended(self, state: RequestState, error: str | None = None) -> None:
         """``error``: its kind; ``aborted`` where nobody wants it any more."""
-        own = [(stage, end_s) for stage, end_s in timing.timed() if stage.node == self._node]
+        timed = state.timing.timed()
+        own = [(stage, end_s) for stage, end_s in timed if stage.node == self._node]
         failed = "aborted" if error == "aborted" else "failed"
         self.metrics.request_over([stage for stage, _ in own], failed if error else "finished")
-        if span is None:
+        request_id, attempt = state.request.key
+        told = {"request_id": request_id, "attempt": attempt, "error": error}
+        logger.info("request %s over: %s", request_id, error or "finished", extra=told)
+        if (span := state.span) is None:
             return
         for stage, end_s in own:
             span.stage(stage.name, start_s=end_s - stage.duration_s, end_s=end_s)

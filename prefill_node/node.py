@@ -372,7 +372,7 @@ class PrefillNode:
         del self._prefills[prefill.handoff]
         del self._by_sequence[prefill.sequence]
         self.scheduler.release(prefill.sequence)
-        self._observer.ended(prefill.span, prefill.times_s, prefill.error)
+        self._observer.ended(prefill.handoff, prefill.span, prefill.times_s, prefill.error)
         self._arrivals.set()
 
     def _first_tokens(self, prefill: _Prefill, first: Sampled) -> session_pb2.FirstTokens:

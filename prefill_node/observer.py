@@ -1,5 +1,6 @@
-"""What a prefill node counts and traces of its prefills. Decides nothing."""
+"""What a prefill node counts, logs and traces of its prefills. Decides nothing."""
 
+import logging
 from collections.abc import Sequence
 
 from pdserve.core.clock import Clock
@@ -8,6 +9,8 @@ from pdserve.core.request import HandoffId
 from pdserve.core.timeline import Stage
 from pdserve.rank.node_metrics import NodeMetrics
 from pdserve.telemetry.traces import Span, Tracer
+
+logger = logging.getLogger(__name__)
 
 STAGES = ("prefill_queue", "prefill")
 
@@ -46,7 +49,13 @@ class Observer:
             span.stage("prefill_queue", start_s=begun_s - queue_s, end_s=begun_s)
             span.stage("prefill", start_s=begun_s, end_s=now_s)
 
-    def ended(self, span: Span | None, times_s: Sequence[float] | None, error: str | None) -> None:
+    def ended(
+        self,
+        handoff: HandoffId,
+        span: Span | None,
+        times_s: Sequence[float] | None,
+        error: str | None,
+    ) -> None:
         """``times_s``: of the stages, if it was computed. ``error``: its kind, or ``aborted``."""
         stages = [
             Stage(name=name, node=self._node, duration_s=time_s)
@@ -54,5 +63,8 @@ class Observer:
         ]
         failed = "aborted" if error == "aborted" else "failed"
         self.metrics.request_over(stages, failed if error else "finished")
+        told = {"request_id": handoff.request_id, "attempt": handoff.attempt, "error": error}
+        line = "prefill for request %s over: %s"
+        logger.info(line, handoff.request_id, error or "finished", extra=told)
         if span is not None:
             span.end(end_s=self._clock.now_s(), attributes={}, error=error)

@@ -331,7 +331,9 @@ class Dispatcher:
             running.submitted_s = self._clock.now_s()
         if start.tries > 1:
             self._metrics.num_retries += 1
-            logger.info("request %s goes on as attempt %s: %s", *leg.key, leg.plan.explain)
+            told = {"request_id": leg.key.request_id, "attempt": leg.key.attempt}
+            line = "request %s goes on as attempt %s: %s"
+            logger.info(line, *leg.key, leg.plan.explain, extra=told)
         return None
 
     def _end_leg(self, running: Running, end: EndLeg) -> None:
@@ -392,4 +394,4 @@ class Dispatcher:
         if not self._running:
             self._idle.set()
         running.inbox.put(running.prompt, running.over())
-        logger.info("%s", running.summary(now_s))
+        logger.info("%s", running.summary(now_s), extra=record.log_fields(running.label))

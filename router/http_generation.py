@@ -49,6 +49,7 @@ class GenerationResponse(Response):
         self._generating = generating
         self._format = answer_format
         self._stall_s = stall_s
+        self._request_ids: tuple[str, ...] = ()  # once it is begun
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         answering = asyncio.create_task(self._answer(scope, receive, send))
@@ -68,11 +69,16 @@ class GenerationResponse(Response):
             with StallWatch(self._stall_s) as watch:
                 await self._answer_watched(scope, receive, _watched(send, watch))
         except TimeoutError:
-            logger.warning("a client that read nothing for %g s was dropped", self._stall_s)
+            logger.warning(
+                "a client that read nothing for %g s was dropped",
+                self._stall_s,
+                extra={"request_id": " ".join(self._request_ids)},
+            )
 
     async def _answer_watched(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             with self._generating as generation:
+                self._request_ids = generation.request_ids
                 if self._format.streamed:
                     await self._send_events(generation, send)
                     return

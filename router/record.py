@@ -34,3 +34,16 @@ class RequestRecord:
     @property
     def latency_s(self) -> float:
         return self.ended_s - self.arrived_s
+
+    def log_fields(self, label: str) -> dict[str, object]:
+        """What a log of objects has of it. ``label``: the client's own."""
+        return {
+            "request_id": self.request_id,
+            "label": label or None,
+            "route": self.timeline.route.value if self.timeline else None,
+            "prompt_tokens": self.num_prompt_tokens,
+            "output_tokens": self.num_output_tokens,
+            "ttft_s": self.ttft_s,
+            "latency_s": self.latency_s,
+            "error": self.error,
+        }

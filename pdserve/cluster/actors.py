@@ -32,8 +32,8 @@ CALL_THREADS = 8  # of a FrontActor: some of its calls wait as long as it lives
 class RankActor:
     """One rank process."""
 
-    def __init__(self, log_folder: str, name: str) -> None:
-        log_to_file(log_folder, name)
+    def __init__(self, log_folder: str, name: str, log_format: str) -> None:
+        log_to_file(log_folder, name, log_format)
 
     def pid(self) -> int:
         return os.getpid()
@@ -52,8 +52,8 @@ class RankActor:
 class FrontActor:
     """The front of a node, or the router. ``start`` comes first, the others after its answer."""
 
-    def __init__(self, log_folder: str, name: str) -> None:
-        log_to_file(log_folder, name)
+    def __init__(self, log_folder: str, name: str, log_format: str) -> None:
+        log_to_file(log_folder, name, log_format)
         self._name = name
         self._loop = OwnLoop(name)
         self._front: Front | None = None

@@ -11,6 +11,7 @@ from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 
 from pdserve.core.environment import cache_dir
+from pdserve.telemetry.json_log import JsonFormatter
 
 FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 
@@ -34,8 +35,11 @@ def prints_to_file(folder: str, process: str) -> Iterator[None]:
         yield
 
 
-def log_to_file(folder: str, process: str) -> None:
-    """Send this process's log, stdout and stderr to ``process``.log, from now on."""
+def log_to_file(folder: str, process: str, log_format: str) -> None:
+    """Send this process's log, stdout and stderr to ``process``.log, from now on.
+
+    ``log_format`` is that of ``observability``; what libraries print stays as it is.
+    """
     directory = log_dir(folder)
     directory.mkdir(parents=True, exist_ok=True)
     fd = os.open(directory / f"{process}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
@@ -44,7 +48,8 @@ def log_to_file(folder: str, process: str) -> None:
     os.dup2(fd, 1)
     os.dup2(fd, 2)
     os.close(fd)
-    logging.basicConfig(
-        level=logging.INFO, format=FORMAT, handlers=[logging.StreamHandler(sys.stderr)], force=True
-    )
+    handler = logging.StreamHandler(sys.stderr)
+    is_json = log_format == "json"
+    handler.setFormatter(JsonFormatter(process) if is_json else logging.Formatter(FORMAT))
+    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     logging.captureWarnings(True)

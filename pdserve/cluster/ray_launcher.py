@@ -84,6 +84,7 @@ class RayLauncher:
     def __init__(self, site: Site, say: Callable[[str, str], None]) -> None:
         self._site = site
         self._say = say
+        self._log_format = site.cluster.config.observability.log_format
         # Making a node anew costs more than going on elsewhere, which others do after silence_s.
         self._front_silence_s = 2 * site.cluster.config.network.silence_s
 
@@ -138,14 +139,17 @@ class RayLauncher:
 
     def _front(self, name: str, options: dict[str, Any]) -> Process:
         actor = _FrontActor.options(max_concurrency=CALL_THREADS, **options).remote(
-            self._site.log_folder, name
+            self._site.log_folder, name, self._log_format
         )
         return Process(name, actor)
 
     def _rank(self, group: PlacementGroup, plan: NodePlan, rank: int) -> Process:
         name = f"{plan.name}.rank-{rank}"
         options = placement.rank_options(group, plan, rank)
-        return Process(name, _RankActor.options(**options).remote(self._site.log_folder, name))
+        actor = _RankActor.options(**options).remote(
+            self._site.log_folder, name, self._log_format
+        )
+        return Process(name, actor)
 
 
 async def _wait_for_process(front: Process) -> None:
