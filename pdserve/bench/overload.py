@@ -9,6 +9,7 @@ import argparse
 import asyncio
 import json
 import sys
+from dataclasses import replace
 
 from pdserve.bench.arguments import amount, share
 from pdserve.bench.load import Outcome, run_load
@@ -17,6 +18,7 @@ from pdserve.bench.serve import add_target_arguments, add_workload_arguments, ta
 from pdserve.core.errors import ConfigError
 
 REFUSED = ("http 429", "http 408")
+WARM_UP = 4  # requests that do not count
 CLOSE_ENOUGH = 1.1  # the search ends when the rates around capacity are so near
 
 
@@ -75,25 +77,51 @@ class CapacitySearch:
 
 
 async def _measure(args: argparse.Namespace, limits: Limits) -> dict[str, object]:
-    target = target_of(args)
+    offer = _Offer(args, limits)
+    await offer.warm_up()
     seen: dict[float, list[Outcome]] = {}
-
-    async def offer(rate: float) -> list[Outcome]:
-        args.num_prompts = max(20, int(rate * args.duration))
-        outcomes = await run_load(target, workload_of(args, rate))
-        result = report(outcomes, limits)
-        sys.stderr.write(f"{rate:.2f} requests/s: {result['good_share']:.1%} good\n")
-        return outcomes
-
     search = CapacitySearch(args.start_rate, args.good_share)
     while (rate := search.rate) is not None:
         seen[rate] = await offer(rate)
-        search.on(sum(map(limits.kept, seen[rate])) / len(seen[rate]))
+        if _share(seen[rate], limits) < args.good_share:
+            seen[rate] += await offer(rate)  # one disturbed run does not end the search
+        search.on(_share(seen[rate], limits))
     capacity = search.capacity
     if not capacity:
         return {"capacity_rps": 0.0}
     over = await offer(capacity * args.factor)
     return {"capacity_rps": capacity, **compare(seen[capacity], over, limits)}
+
+
+class _Offer:
+    """Offers the workload of ``args`` at any rate. No two runs have the same prompts: their KV is
+    nowhere cached.
+    """
+
+    def __init__(self, args: argparse.Namespace, limits: Limits) -> None:
+        self._args = args
+        self._target = target_of(args)
+        self._limits = limits
+        self._num_runs = 0
+
+    async def warm_up(self) -> None:
+        await self._run(float("inf"), WARM_UP)
+
+    async def __call__(self, rate: float) -> list[Outcome]:
+        outcomes = await self._run(rate, max(20, int(rate * self._args.duration)))
+        share = _share(outcomes, self._limits)
+        sys.stderr.write(f"{rate:.2f} requests/s: {share:.1%} good\n")
+        return outcomes
+
+    async def _run(self, rate: float, num_prompts: int) -> list[Outcome]:
+        seed = self._args.seed + self._num_runs
+        self._num_runs += 1
+        args = argparse.Namespace(**{**vars(self._args), "seed": seed, "num_prompts": num_prompts})
+        return await run_load(replace(self._target, seed=seed), workload_of(args, rate))
+
+
+def _share(outcomes: list[Outcome], limits: Limits) -> float:
+    return sum(map(limits.kept, outcomes)) / len(outcomes)
 
 
 def compare(at: list[Outcome], over: list[Outcome], limits: Limits) -> dict[str, object]:
