@@ -66,6 +66,10 @@ class RunningDecodeNode:
                 task = self._running.run(channel.run(), f"channel to {address.name}")
                 self._channels[address] = task
 
+    async def tell(self, spec: NodeSpec, tracer: Tracer | None) -> None:
+        """See ``RunningNode.tell``."""
+        await self._running.tell(spec, tracer)
+
     async def close(self, grace_s: float) -> None:
         await self._running.close(grace_s)
         self.node.close_grammars()

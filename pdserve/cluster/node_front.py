@@ -15,6 +15,7 @@ from pdserve.rank.running_node import RunningNode
 from pdserve.rank.step_meter import StepMeter
 from pdserve.rank.trial_steps import measure_steps, trial_limits
 from pdserve.rpc.network import GrpcNetwork
+from pdserve.telemetry.traces import tracer_for
 from prefill_node.server import start_prefill_node
 
 logger = logging.getLogger(__name__)
@@ -61,6 +62,7 @@ async def start_front(incarnation: Incarnation) -> NodeFront:
     )
     start = start_prefill_node if plan.role is Role.PREFILL else start_decode_node
     try:
+        tracer = tracer_for(spec.observability, spec.name)
         meter = StepMeter()
         await measure_steps(ranks, trial_limits(spec), meter, MonotonicClock())
         node = await start(
@@ -69,7 +71,9 @@ async def start_front(incarnation: Incarnation) -> NodeFront:
             silence_s=silence_s,
             meter=meter,
             network=GrpcNetwork(incarnation.site.access),
+            tracer=tracer,
         )
+        await node.tell(spec, tracer)
     except BaseException:
         await ranks.close()
         raise

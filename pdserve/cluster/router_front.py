@@ -7,6 +7,7 @@ from pdserve.cluster.site import Site
 from pdserve.core.errors import PdserveError
 from pdserve.core.node import NodeStanding, Role
 from pdserve.core.orders import OrderAnswer, PlacedOrder
+from pdserve.telemetry.traces import Tracer, close_tracer, tracer_for
 from router.server import Router, start_router
 from router.service import RouterSpec
 
@@ -14,8 +15,9 @@ from router.service import RouterSpec
 class RouterFront:
     """A ``RouterSide``. A router never gives up by itself: it lives as long as its process."""
 
-    def __init__(self, router: Router) -> None:
+    def __init__(self, router: Router, tracer: Tracer | None) -> None:
         self._router = router
+        self._tracer = tracer
         self.failed: asyncio.Future[PdserveError] = asyncio.get_running_loop().create_future()
 
     @property
@@ -33,6 +35,8 @@ class RouterFront:
 
     async def close(self, grace_s: float) -> None:
         await self._router.close(grace_s)
+        if self._tracer is not None:
+            await close_tracer(self._tracer)
 
 
 async def start_front(site: Site) -> RouterFront:
@@ -58,4 +62,6 @@ async def start_front(site: Site) -> RouterFront:
             if pool.enable_prefix_caching
         ),
     )
-    return RouterFront(await start_router(spec, silence_s=config.network.silence_s))
+    tracer = tracer_for(config.observability, "router")
+    silence_s = config.network.silence_s
+    return RouterFront(await start_router(spec, silence_s=silence_s, tracer=tracer), tracer)

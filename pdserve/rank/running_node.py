@@ -6,17 +6,20 @@ Owns the lifetime; what the tasks do is the node's business.
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from typing import Protocol
 
 import grpc
 
 from pdserve.core.errors import ConfigError, InternalError, PdserveError
 from pdserve.core.node import NodeAddress, NodeSpec
+from pdserve.rank.node_metrics import serve_node_metrics
 from pdserve.rank.ranks import Ranks
 from pdserve.rank.readiness import Readiness
 from pdserve.rpc.network import Network
 from pdserve.rpc.session import PROTOCOL_VERSION
 from pdserve.rpc.v1 import session_pb2
+from pdserve.telemetry.traces import Tracer, close_tracer
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +33,8 @@ class Node(Protocol):
     def readiness(self) -> Readiness: ...
 
     def fail(self, error: PdserveError) -> None: ...
+
+    def metrics(self) -> str: ...
 
     async def run(self) -> None: ...
 
@@ -58,6 +63,16 @@ class RunningNode:
         task.add_done_callback(self._on_done)
         return task
 
+    async def tell(self, spec: NodeSpec, tracer: Tracer | None) -> None:
+        """Answer scrapes, and send what is traced, as long as the node lives. Raises ConfigError
+        where no port is free.
+        """
+        if tracer is not None:
+            self.run(_send_traces(tracer), "traces")
+        if (server := await serve_node_metrics(spec, self.node.metrics)) is not None:
+            self.address = replace(self.address, metrics_address=f"{spec.host}:{server.port}")
+            self.run(server.run(), "metrics")
+
     async def close(self, grace_s: float) -> None:
         """Take no new work, give open sessions ``grace_s`` seconds, then end tasks and ranks."""
         self.node.readiness.lose("the node is closing")
@@ -79,6 +94,14 @@ class RunningNode:
             logger.error("node %s failed: %s", self.address.name, error)
             self.node.fail(error)
             self.failed.set_result(error)
+
+
+async def _send_traces(tracer: Tracer) -> None:
+    """The tracer sends by itself; at the end of this, what is left."""
+    try:
+        await asyncio.get_running_loop().create_future()
+    finally:
+        await close_tracer(tracer)
 
 
 async def start_server(

@@ -4,13 +4,18 @@ Without ``observability.tracing`` there is no tracer, and nothing of OpenTelemet
 A span is carried to the next process as a W3C ``traceparent``.
 """
 
+import asyncio
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Protocol
 
 from pdserve.core.errors import ConfigError
+from pdserve.core.observability_config import ObservabilityConfig
 from pdserve.core.plugin import load_plugin
 
 Attributes = Mapping[str, str | int | float | bool]
+
+CLOSE_TIMEOUT_S = 3.0  # for what is left to be sent
 
 TRACERS = {"otel": "pdserve.telemetry.otel_tracer:start_tracer"}
 
@@ -41,6 +46,18 @@ class Tracer(Protocol):
 
     def close(self) -> None:
         """Send what is left. Takes seconds where nobody answers."""
+
+
+def tracer_for(config: ObservabilityConfig, process: str) -> Tracer | None:
+    """The tracer of this process, if it is to have one. Raises ConfigError."""
+    return make_tracer(process) if config.tracing else None
+
+
+async def close_tracer(tracer: Tracer) -> None:
+    """Send what is left; what cannot be sent in time is lost."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(CLOSE_TIMEOUT_S):
+            await asyncio.to_thread(tracer.close)
 
 
 def make_tracer(process: str) -> Tracer:
