@@ -2,14 +2,14 @@
 #
 #   docker build -t pdserve .                                            CPUs
 #   docker build -t pdserve:gpu --build-arg BASE=nvidia/cuda:13.0.1-base-ubuntu24.04 \
-#       --build-arg EXTRAS=hub,kuberay,gpu --build-arg TORCH=torch==2.11.0 \
+#       --build-arg EXTRAS=hub,kuberay,otel,gpu --build-arg TORCH=torch==2.11.0 \
 #       --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cu130 .
 #
 #   docker run --rm --shm-size=1g -p 127.0.0.1:8000-8001:8000-8001 -v pdserve:/var/cache/pdserve pdserve
 ARG BASE=debian:bookworm-slim
 FROM ${BASE}
 
-ARG EXTRAS=hub,kuberay
+ARG EXTRAS=hub,kuberay,otel
 ARG TORCH=torch==2.13.0
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 

@@ -234,7 +234,8 @@ def test_a_failed_conversion_says_why(tmp_path: Path) -> None:
 
 
 def test_asking_for_a_model_imports_nothing_heavy() -> None:
-    code = "import pdserve.models.fetch, sys; print({'torch', 'transformers'} & set(sys.modules))"
+    heavy = {"torch", "transformers", "huggingface_hub"}
+    code = f"import pdserve.models.fetch, sys; print({heavy} & set(sys.modules))"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert shown.stdout.strip() == "set()"
 
