@@ -11,7 +11,7 @@ FUZZ_FACTOR ?= 40
 NOT_FAST := ray or model or gpu or multigpu or slow or faults
 NOT_HERE := gpu or multigpu or slow or faults
 
-.PHONY: help install demo test test-faults fuzz check fix docs proto bench accept lock clean
+.PHONY: help install demo test test-faults test-security fuzz check fix docs proto bench accept lock clean
 .NOTPARALLEL:
 
 help:
@@ -20,6 +20,7 @@ help:
 	@echo "make test      every test this machine can run"
 	@echo "make test-faults  each part of a cluster killed, stopped or cut off at each stage; two hosts (long)"
 	@echo "make fuzz      generated input over HTTP, gRPC, sessions and KV links, many thousands (long)"
+	@echo "make test-security  strangers at every door, slow ones too; a whole cluster with all locks on"
 	@echo "make check     format, lint, types, layers, fresh stubs, fast tests"
 	@echo "make fix       repair what check can repair"
 	@echo "make docs      write the tables of docs/configuration.md from the configuration's classes"
@@ -54,6 +55,10 @@ test-faults: install
 fuzz: install
 	PDSERVE_FUZZ_FACTOR=$(FUZZ_FACTOR) $(BIN)/python -m pytest -m fuzz -o timeout=3600 tests/router tests/nodes \
 	    tests/kv_transfer $(FUZZ_ARGS)
+
+test-security: install
+	$(BIN)/pdserve models fetch $(MODEL)
+	$(BIN)/python -m pytest tests/security
 
 check: install
 	$(BIN)/ruff format --check .

@@ -6,9 +6,8 @@
                     v                              v                          v
                    closed                         closed                     closed
 
-uvicorn bounds none of these: a connection that never sends its head, or a byte of it at a time,
-would be held for ever, and a head of any size kept. Sizes of bodies are ``http_bodies.py``'s
-business.
+By itself uvicorn holds a connection that never sends its head, or a byte of it at a time, as long
+as the client likes (measured). Sizes of bodies are ``http_bodies.py``'s business.
 """
 
 import asyncio

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import httpx
 
+from pdserve.bench.authorization import headers
 from pdserve.bench.workload import Arrival, prompt_ids
 
 HTTP_OK = 200
@@ -60,7 +61,11 @@ async def run_load(target: Target, workload: Sequence[Arrival]) -> list[Outcome]
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
     free = asyncio.Semaphore(target.max_concurrency or len(workload) or 1)
     async with httpx.AsyncClient(
-        base_url=target.url, limits=limits, timeout=target.timeout_s, trust_env=False
+        base_url=target.url,
+        headers=headers(),
+        limits=limits,
+        timeout=target.timeout_s,
+        trust_env=False,
     ) as client:
         start_s = time.perf_counter()
         tasks = []

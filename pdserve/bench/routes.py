@@ -5,6 +5,8 @@ So nobody takes figures without a single handoff for those of a disaggregated cl
 
 import httpx
 
+from pdserve.bench.authorization import headers
+
 LOOKUP_TIMEOUT_S = 10.0
 
 Routes = dict[str, int]
@@ -13,7 +15,9 @@ Routes = dict[str, int]
 def routes_taken(url: str) -> Routes | None:
     """Prompts so far by route: disaggregated, local, fallback; None where that is not told."""
     try:
-        reply = httpx.get(f"{url}/admin/status", timeout=LOOKUP_TIMEOUT_S, trust_env=False)
+        reply = httpx.get(
+            f"{url}/admin/status", headers=headers(), timeout=LOOKUP_TIMEOUT_S, trust_env=False
+        )
         told = reply.raise_for_status().json()["routes"]
         return {str(route): int(count) for route, count in told.items()}
     except (httpx.HTTPError, ValueError, LookupError, AttributeError, TypeError):

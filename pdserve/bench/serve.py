@@ -14,6 +14,7 @@ from pathlib import Path
 import httpx
 
 from pdserve.bench.arguments import amount, rate, whole_number, whole_numbers
+from pdserve.bench.authorization import headers
 from pdserve.bench.load import Target, run_load
 from pdserve.bench.report import by_prompt_len, parse_limits, report
 from pdserve.bench.routes import routes_since, routes_taken
@@ -139,7 +140,9 @@ def table(results: dict[str, object]) -> str:
 def first_model(url: str) -> str:
     """The name of the first model that the server lists. Raises ConfigError."""
     try:
-        reply = httpx.get(f"{url}/v1/models", timeout=LOOKUP_TIMEOUT_S, trust_env=False)
+        reply = httpx.get(
+            f"{url}/v1/models", headers=headers(), timeout=LOOKUP_TIMEOUT_S, trust_env=False
+        )
         return str(reply.raise_for_status().json()["data"][0]["id"])
     except (httpx.HTTPError, ValueError, LookupError) as error:
         raise ConfigError(f"--base-url: {url} does not list its models: {error}") from error

@@ -15,6 +15,7 @@ from typing import Any
 
 from pdserve.cluster.own_certificate import pinned_context
 from pdserve.cluster.run_file import RunRecord, run_folder, running
+from pdserve.core.environment import api_key
 from pdserve.core.errors import ConfigError, NoNodeError
 
 TIMEOUT_S = 5.0
@@ -39,7 +40,9 @@ def add_target_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_token_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--token", help="with --url: admin_token of the run file on the host of `pdserve serve`"
+        "--token",
+        help="with --url: admin_token of the run file on the host of `pdserve serve`; for `status` "
+        "an operator's API key will do; default: $PDSERVE_API_KEY",
     )
     parser.add_argument("--ca", help="with an https --url: PEM file of the CA to trust")
 
@@ -50,7 +53,7 @@ def target(arguments: argparse.Namespace) -> Target:
         given = vars(arguments)
         return Target(
             url=_checked(arguments.url),
-            token=given.get("token"),
+            token=given.get("token") or api_key(),
             context=_trusting(given.get("ca")),
         )
     record = _chosen(running(run_folder()), arguments.name)

@@ -3,7 +3,10 @@ arguments.
 """
 
 import os
+import secrets
 from pathlib import Path
+
+RAY_TOKEN_BYTES = 32
 
 
 def cache_dir() -> Path:
@@ -40,10 +43,14 @@ def set_up_private_ray() -> None:
 
     They inherit it: no usage statistics, everything on the loopback interface (Ray calls that "no
     cluster"), no killing of processes by free memory, no prestarted workers, no metrics; GPUs stay
-    visible to all ranks, which take their device by index. What the user has set stays.
+    visible to all ranks, which take their device by index. A token of its own: others on this host
+    reach its ports, and whoever may speak to Ray may run code. What the user has set stays.
     """
     for name, value in _PRIVATE_RAY.items():
         os.environ.setdefault(name, value)
+    if "RAY_AUTH_MODE" not in os.environ:
+        os.environ["RAY_AUTH_MODE"] = "token"
+        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(RAY_TOKEN_BYTES)
 
 
 def set_up_gpu_rank() -> None:

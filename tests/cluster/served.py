@@ -122,7 +122,7 @@ def served(overrides: Mapping[str, object], *words: str) -> Iterator[Served]:
     )
     cluster = Served(process)
     try:
-        router = cluster.wait_for(r"router +HTTP (http://\S+), gRPC (\S+)", START_TIMEOUT_S)
+        router = cluster.wait_for(r"router +HTTP (https?://\S+), gRPC (\S+)", START_TIMEOUT_S)
         cluster.http_url, cluster.grpc_address = router[1], router[2]
         cluster.wait_for("ready", START_TIMEOUT_S)
         yield cluster

@@ -1,6 +1,7 @@
 """Where a cluster's secret and keys come from, and what is said of what is open."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -126,7 +127,9 @@ def test_paths_are_whole_and_files_are_there_before_anything_starts(
         ({"network": {"interface": "eth0"}, "security": MUTUAL}, "nccl", ["KV over nccl"]),
     ],
 )
-def test_what_is_open_is_said_in_a_line(file: dict, transport: str, words: list[str]) -> None:
+def test_what_is_open_is_said_in_a_line(
+    file: dict[str, Any], transport: str, words: list[str]
+) -> None:
     config: ClusterConfig = parse_config(file)
     said = list(gaps(config, Protection(secret=GIVEN), transport))
     assert len(said) == len(words)
