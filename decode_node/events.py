@@ -41,3 +41,12 @@ class Replaced:
 
 
 Event = Admitted | NewToken | Forked | Replaced
+
+
+def sequence_of(event: Event) -> Sequence:
+    """The sequence that it is about; of several the one that was there before."""
+    match event:
+        case Forked(parent=sequence) | Replaced(old=sequence):
+            return sequence
+        case Admitted(sequence=sequence) | NewToken(sequence=sequence):
+            return sequence

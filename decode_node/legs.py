@@ -106,6 +106,11 @@ class Legs:
         """The names of the prefill nodes that can be asked."""
         return sorted(self._links)
 
+    @property
+    def accepted(self) -> list[PrefillLink]:
+        """All links, up or not yet."""
+        return list(self._accepted)
+
     def link_to(self, node: str) -> PrefillLink | None:
         """The link with a prefill node, if it is up."""
         return self._links.get(node)

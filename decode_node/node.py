@@ -8,7 +8,7 @@ the next prefill node, then this node itself.
 import asyncio
 import logging
 
-from decode_node.events import Admitted, Event, Forked, NewToken, Replaced
+from decode_node.events import Admitted, Event, Forked, NewToken, Replaced, sequence_of
 from decode_node.grammars import Complete, GrammarNews, Grammars
 from decode_node.grammars import Failed as GrammarFailed
 from decode_node.intake import make_sequence, read_first_tokens
@@ -37,6 +37,7 @@ from pdserve.core.errors import (
 )
 from pdserve.core.node import NodeSpec
 from pdserve.core.request import Request, RequestKey, RouteTaken
+from pdserve.engine.batch import Batch
 from pdserve.engine.ledger import Ledger
 from pdserve.engine.sequence import Sequence
 from pdserve.rank.idle_trials import IdleTrials
@@ -111,6 +112,12 @@ class DecodeNode:
         self._requests.clear()
         for session in self._sessions:
             session.flush()
+
+    def leave(self, reason: str) -> Batch | None:
+        """Let go of all prefill nodes, when nothing runs; the step that frees the last slots."""
+        for link in self.legs.accepted:
+            self.close_link(link, reason)
+        return self.scheduler.ledger.last_batch()
 
     # ---- routers ----------------------------------------------------------------------------
 
@@ -259,7 +266,7 @@ class DecodeNode:
         self.readiness.note_idle(not self._requests and self.scheduler.ledger.is_empty)
 
     def _on_event(self, event: Event, step_submitted_s: float | None) -> None:
-        state = self._requests.get(_sequence_of(event).key)
+        state = self._requests.get(sequence_of(event).key)
         if state is None:
             return  # an event before this one has ended the request, with all its sequences
         match event:
@@ -438,11 +445,3 @@ class DecodeNode:
             self.scheduler.remove(sequence)
             self.legs.drop(sequence)
         self._observer.ended(state, error)
-
-
-def _sequence_of(event: Event) -> Sequence:
-    match event:
-        case Forked(parent=sequence) | Replaced(old=sequence):
-            return sequence
-        case Admitted(sequence=sequence) | NewToken(sequence=sequence):
-            return sequence

@@ -74,6 +74,11 @@ class RunningDecodeNode:
         await self._running.close(grace_s)
         self.node.close_grammars()
 
+    async def hand_over(self, incarnation: str, reason: str) -> None:
+        """See ``RunningNode.hand_over``."""
+        await self._running.hand_over(incarnation, reason)
+        self.node.close_grammars()
+
 
 async def start_decode_node(
     spec: NodeSpec,

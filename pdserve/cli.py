@@ -31,6 +31,7 @@ COMMANDS = {
     "status": Command("pdserve.cluster.status", "nodes, loads and routes of a running cluster"),
     "drain": Command("pdserve.cluster.drain", "send nothing new to a node of a running cluster"),
     "scale": Command("pdserve.cluster.scale", "change how many nodes of a role there are"),
+    "role": Command("pdserve.cluster.role", "have a node of a running cluster change its role"),
     "models fetch": Command("pdserve.models.fetch_command", "download a model known by name"),
     "models list": Command("pdserve.models.list_command", "the models known by name"),
     "bench engine": Command("pdserve.bench.engine", "latency of prefill and decode steps"),

@@ -30,7 +30,7 @@ from pdserve.core.config import PrefillConfig
 from pdserve.core.errors import InvalidRequestError, NeverFitsError, NodeLostError, PdserveError
 from pdserve.core.node import NodeSpec
 from pdserve.core.request import HandoffId
-from pdserve.engine.batch import Sampled
+from pdserve.engine.batch import Batch, Sampled
 from pdserve.engine.constraint import FirstTokenMask
 from pdserve.engine.ledger import Ledger
 from pdserve.engine.sequence import Sequence
@@ -125,6 +125,12 @@ class PrefillNode:
             prefill.session.put_failure(prefill.handoff, error.kind, str(error))
         for session in self._sessions.values():
             session.flush()
+
+    def leave(self, reason: str) -> Batch | None:
+        """Let go of all decode nodes, when nothing runs; the step that frees the last slots."""
+        for session in list(self._sessions.values()):
+            self.disconnect(session, reason)
+        return self.scheduler.ledger.last_batch()
 
     # ---- decode nodes -----------------------------------------------------------------------
 
@@ -251,6 +257,7 @@ class PrefillNode:
         prefill = _Prefill(handoff, session, sequence, sender, span)
         self._prefills[handoff] = self._by_sequence[sequence] = prefill
         self.scheduler.add(sequence)
+        self._note_idle()
         self._arrivals.set()
 
     def _make_sequence(self, handoff: HandoffId, task: session_pb2.PrefillTask) -> Sequence:

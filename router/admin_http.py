@@ -1,9 +1,9 @@
-"""Orders to a running cluster over HTTP: drain, scale. For who has the cluster's token."""
+"""Orders to a running cluster over HTTP: drain, scale, role. For who has the cluster's token."""
 
 from fastapi import FastAPI, HTTPException, Request
 from pydantic import BaseModel, ConfigDict, StrictBool, StrictInt, StrictStr
 
-from pdserve.core.orders import Drain, Scale
+from pdserve.core.orders import ChangeRole, Drain, Scale
 from router.answer_format import Json
 from router.http_access import has_token
 from router.http_bodies import read_body
@@ -27,6 +27,13 @@ class ScaleBody(BaseModel):
     count: StrictInt
 
 
+class RoleBody(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    node: StrictStr
+    role: StrictStr
+
+
 def add_admin_routes(app: FastAPI, service: Service) -> None:
     @app.post("/admin/drain")
     async def drain(request: Request) -> Json:
@@ -39,6 +46,13 @@ def add_admin_routes(app: FastAPI, service: Service) -> None:
         _check_token(request, service.spec.admin_token)
         body = await read_body(request, ScaleBody, MAX_BYTES)
         return {"message": await service.orders.place(Scale(role=body.role, count=body.count))}
+
+    @app.post("/admin/role")
+    async def role(request: Request) -> Json:
+        _check_token(request, service.spec.admin_token)
+        body = await read_body(request, RoleBody, MAX_BYTES)
+        order = ChangeRole(node=body.node, role=body.role)
+        return {"message": await service.orders.place(order)}
 
 
 def _check_token(request: Request, token: str | None) -> None:

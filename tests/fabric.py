@@ -80,6 +80,14 @@ class Fabric:
         node = self._nodes.get(incarnation)
         return None if node is None else node.endpoints[rank]
 
+    def rename(self, old: str, new: str) -> None:
+        """A node's ranks are another incarnation's from now on."""
+        self._nodes[new] = self._nodes.pop(old)
+        self._addresses = {
+            address: (new if incarnation == old else incarnation, rank)
+            for address, (incarnation, rank) in self._addresses.items()
+        }
+
     def end(self, incarnation: str) -> None:
         """A node's ranks are dead; whoever was linked with them will notice."""
         if (node := self._nodes.pop(incarnation, None)) is not None:
@@ -116,6 +124,7 @@ class FabricRanks:
         self._fabric = fabric
         self._arrivals = Arrivals(step_timeout_s=60.0)
         self._landed: dict[HandoffId, list[int]] = {}  # tokens that each rank has got
+        self._num_renamed = 0  # ranks that are the next incarnation's already
 
     @property
     def failed(self) -> asyncio.Future[RankError]:
@@ -146,6 +155,14 @@ class FabricRanks:
         self._arrivals.fail(error)
 
     # ---- for endpoints ----------------------------------------------------------------------
+
+    def take_name(self, name: str) -> None:
+        """An endpoint goes by it; when all do, others find the node by it."""
+        self._num_renamed += 1
+        if self._num_renamed == self.layout.tp_size:
+            self._num_renamed = 0
+            self._fabric.rename(self.incarnation, name)
+            self.incarnation = name
 
     def tell(self, rank: int, event: KvEvent) -> None:
         """An endpoint reports to the front."""

@@ -18,12 +18,14 @@ from kv_transfer.commands import (
     HandoffSent,
     KvCommand,
     KvEvent,
+    NameTaken,
     Peer,
     PeerConnected,
     PeerLost,
     PushTokens,
     ReceiveDrained,
     SendDrained,
+    TakeName,
 )
 from pdserve.core.kv_layout import BlockId
 from pdserve.core.request import HandoffId
@@ -118,6 +120,8 @@ class Endpoint:
                 self._cancel_send(handoff)
             case CancelReceive(handoff=handoff):
                 self._cancel_receive(handoff)
+            case TakeName(peer_id=peer_id):
+                self._take_name(peer_id)
 
     # ---- what a test can do to it -----------------------------------------------------------
 
@@ -155,6 +159,17 @@ class Endpoint:
             yield from outgoing.blocks
         for incoming in self._incoming.values():
             yield from incoming.blocks
+
+    def _take_name(self, peer_id: str) -> None:
+        assert not self._outgoing, "a handoff of the old incarnation is not drained"
+        assert not self._incoming, "a handoff of the old incarnation is not drained"
+        for partner in list(self._partners):
+            self._close(partner, "is another incarnation now")
+        self._known.clear()
+        self._unexpected.clear()
+        self._early.clear()
+        self._tell(NameTaken(peer_id=peer_id))
+        self.ranks.take_name(peer_id)
 
     # ---- links ------------------------------------------------------------------------------
 

@@ -56,13 +56,17 @@ class FakeExecutor:
         return len(self._steps)
 
     def submit(self, batch: Batch) -> None:
-        """Take the next step. Asserts that its delta fits what the ranks hold."""
-        assert batch.step == self._next_step
-        assert batch.chunks
-        self._next_step += 1
+        """Take the next step. Asserts that its delta fits what the ranks hold.
+
+        Where they hold nothing another node, or a trial, may begin to count anew; the step without
+        chunks is its last one.
+        """
+        assert batch.step == self._next_step or (batch.step == 0 and not self._residents)
+        self._next_step = batch.step + 1
         for slot in batch.left:
             assert slot in self._residents, f"slot {slot} left, but nobody is there"
             del self._residents[slot]
+        assert batch.chunks or not self._residents
         for joined in batch.joined:
             self._join(joined)
         for copy in batch.copies:
@@ -78,7 +82,8 @@ class FakeExecutor:
             return
         for copy in step.batch.copies:
             self._kv[copy.destination] = list(self._kv[copy.source])
-        sampled = [self._compute(*work) for work in step.work]
+        masks = {mask.slot: mask.bits for mask in step.batch.masks}
+        sampled = [self._compute(*work, masks.get(work[1].slot)) for work in step.work]
         step.output = StepOutput(
             step=step.batch.step, sampled=tuple(one for one in sampled if one is not None)
         )
@@ -164,7 +169,11 @@ class FakeExecutor:
             assert other is resident or written.isdisjoint(other.table), "writes a shared block"
 
     def _compute(
-        self, resident: _Resident, chunk: Chunk, table: tuple[BlockId, ...]
+        self,
+        resident: _Resident,
+        chunk: Chunk,
+        table: tuple[BlockId, ...],
+        mask: bytes | None,
     ) -> Sampled | None:
         node = self.read(table, chunk.start)
         tokens = (resident.last_token,) if isinstance(chunk.tokens, Carried) else chunk.tokens
@@ -184,6 +193,7 @@ class FakeExecutor:
                 choice,
                 prompt_len=joined.prompt_len,
                 end_token_ids=joined.end_token_ids,
+                mask=mask,
             )
             for choice in joined.choices[: chunk.num_samples]
         )

@@ -15,12 +15,13 @@ from typing import cast
 import ray
 
 from pdserve.cluster import ENTRIES
-from pdserve.cluster.front import Front, NodeSide, RouterAddress, RouterSide
+from pdserve.cluster.front import Front, NodeFacts, NodeSide, RouterAddress, RouterSide
 from pdserve.cluster.incarnation import Incarnation
 from pdserve.cluster.outcome import Failure, failure_of
 from pdserve.cluster.own_loop import OwnLoop
 from pdserve.cluster.process_log import log_to_file
-from pdserve.core.node import NodeAddress, NodeStanding
+from pdserve.cluster.resolve import NodePlan
+from pdserve.core.node import NodeStanding
 from pdserve.core.orders import OrderAnswer, PlacedOrder
 from pdserve.core.plugin import load_plugin
 
@@ -61,14 +62,14 @@ class FrontActor:
     def pid(self) -> int:
         return os.getpid()
 
-    def start(self, entry: str, order: object) -> NodeAddress | RouterAddress | Failure:
+    def start(self, entry: str, order: object) -> NodeFacts | RouterAddress | Failure:
         """Start what ``entry`` names with what it wants to be told."""
         try:
             self._front = self._loop.run(load_plugin(ENTRIES[entry])(order))
         except Exception as error:  # the outermost function of a process
             logger.exception("%s could not start", self._name)
             return failure_of(error)
-        return self._started.address
+        return self._started.facts
 
     def set_nodes(self, nodes: tuple[NodeStanding, ...]) -> None:
         self._loop.run(self._started.set_nodes(nodes))
@@ -76,6 +77,15 @@ class FrontActor:
     def until_idle(self) -> None:
         """Of a node's front."""
         self._loop.run(cast(NodeSide, self._started).until_idle())
+
+    def switch(self, incarnation_id: str, plan: NodePlan) -> NodeFacts | RouterAddress | Failure:
+        """Of a node's front: be another incarnation, with the same ranks."""
+        try:
+            self._loop.run(cast(NodeSide, self._started).switch(incarnation_id, plan))
+        except Exception as error:  # the outermost function of a process
+            logger.exception("%s could not become %s", self._name, incarnation_id)
+            return failure_of(error)
+        return self._started.facts
 
     def next_order(self) -> PlacedOrder:
         """Of the router's front."""

@@ -4,6 +4,7 @@ from collections.abc import Awaitable
 from dataclasses import dataclass
 from typing import Protocol
 
+from pdserve.cluster.resolve import NodePlan
 from pdserve.core.errors import PdserveError
 from pdserve.core.node import NodeAddress, NodeStanding
 from pdserve.core.orders import OrderAnswer, PlacedOrder
@@ -17,11 +18,19 @@ class RouterAddress:
     grpc: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeFacts:
+    """A node that serves: where, and the tokens of a sequence that it can hold."""
+
+    address: NodeAddress
+    max_model_len: int
+
+
 class Front(Protocol):
     """Made by one of the entries of ``pdserve.cluster``'s table, in the loop that it lives in."""
 
     @property
-    def address(self) -> NodeAddress | RouterAddress: ...
+    def facts(self) -> NodeFacts | RouterAddress: ...
 
     @property
     def failed(self) -> Awaitable[PdserveError]:
@@ -38,6 +47,9 @@ class NodeSide(Front, Protocol):
 
     async def until_idle(self) -> None:
         """Wait until it holds nothing."""
+
+    async def switch(self, incarnation_id: str, plan: NodePlan) -> None:
+        """Be another incarnation, of the plan's role, with the same ranks; ``facts`` are new."""
 
 
 class RouterSide(Front, Protocol):

@@ -6,6 +6,8 @@
 Owns the order. Who runs is the supervisor's business, how it runs the launcher's.
 """
 
+import asyncio
+import logging
 import os
 import secrets
 import shutil
@@ -17,6 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pdserve.cluster.addresses import callable_address, host_address, settled_ports
+from pdserve.cluster.backoff import Backoff
 from pdserve.cluster.front import RouterAddress
 from pdserve.cluster.host_check import RayLookout, Wanted, check_hosts, hosts_for
 from pdserve.cluster.incarnation import shared_dir
@@ -29,13 +32,16 @@ from pdserve.cluster.resolve import Hardware, ResolvedCluster, cpus_needed, reso
 from pdserve.cluster.run_file import Claim, RunRecord, claim, run_folder
 from pdserve.cluster.signal_watch import SignalWatch
 from pdserve.cluster.site import Site
-from pdserve.cluster.supervisor import Backoff, Supervisor
+from pdserve.cluster.supervisor import Supervisor
 from pdserve.cluster.version import version
 from pdserve.core.clock import MonotonicClock
 from pdserve.core.config import ClusterConfig
 from pdserve.core.model_identity import ModelIdentity, check_weights_are_there, identity_of
 from pdserve.core.model_spec import read_model_spec
+from pdserve.core.node import NodeStanding
 from pdserve.models.fetch import locate
+
+logger = logging.getLogger(__name__)
 
 Say = Callable[[str, str], None]  # a stage, and what there is to say about it
 
@@ -120,34 +126,54 @@ async def start_cluster(opened: OpenedSite, say: Say) -> Cluster:
     Raises the PdserveError of what could not start.
     """
     site = opened.site
-    config, security = site.cluster.config.router, site.cluster.config.security
+    config = site.cluster.config.router
+    router = RouterAddress(
+        http=callable_address(config.host, config.http_port),
+        grpc=callable_address(config.host, config.grpc_port),
+    )
+    is_ready = asyncio.Event()
+
+    def on_event(event: str) -> None:
+        say("cluster", event)
+        if is_ready.is_set():
+            _publish(opened, router, supervisor.standings)
+
     supervisor = Supervisor(
         RayLauncher(site, say),
         site.cluster.nodes,
         clock=MonotonicClock(),
         backoff=Backoff(),
-        on_event=lambda event: say("cluster", event),
-    )
-    router = RouterAddress(
-        http=callable_address(config.host, config.http_port),
-        grpc=callable_address(config.host, config.grpc_port),
+        on_event=on_event,
+        max_n=config.limits.max_n,
     )
     await supervisor.start()
     try:
-        await wait_until_ready(router.grpc, READY_TIMEOUT_S, security.tls_certificate)
+        certificate = site.cluster.config.security.tls_certificate
+        await wait_until_ready(router.grpc, READY_TIMEOUT_S, certificate)
     except BaseException:
         await supervisor.kill()
         raise
-    opened.claim.publish(
-        replace(
-            opened.record,
-            http_url=f"{security.scheme}://{router.http}",
-            certificate=security.tls_certificate,
-            grpc_address=router.grpc,
-            nodes=tuple(plan.name for plan in site.cluster.nodes),
-        )
-    )
+    is_ready.set()
+    _publish(opened, router, supervisor.standings)
     return Cluster(supervisor, router)
+
+
+def _publish(
+    opened: OpenedSite, router: RouterAddress, standings: tuple[NodeStanding, ...]
+) -> None:
+    """Tell commands where the cluster is and, as it changes, of which nodes in which roles."""
+    security = opened.site.cluster.config.security
+    record = replace(
+        opened.record,
+        http_url=f"{security.scheme}://{router.http}",
+        certificate=security.tls_certificate,
+        grpc_address=router.grpc,
+        nodes={node.name: node.role.value for node in standings},
+    )
+    try:
+        opened.claim.publish(record)
+    except OSError as error:  # it serves on all the same
+        logger.warning("the run file cannot be written: %s", error)
 
 
 def _identity(config: ClusterConfig, model_dir: Path) -> ModelIdentity:

@@ -7,14 +7,14 @@ host's shared memory. A start that fails or is cancelled leaves nothing running.
 import asyncio
 import time
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 import ray
 from ray.util.placement_group import PlacementGroup
 
 from pdserve.cluster import placement
 from pdserve.cluster.actors import CALL_THREADS, FrontActor, RankActor
-from pdserve.cluster.front import RouterAddress
+from pdserve.cluster.front import NodeFacts, RouterAddress
 from pdserve.cluster.front_pulse import silent
 from pdserve.cluster.incarnation import Incarnation, new_incarnation_id
 from pdserve.cluster.ray_processes import CONTROL_TIMEOUT_S, Process, ProcessGroup
@@ -28,19 +28,19 @@ PLACEMENT_TIMEOUT_S = 120.0  # for Ray to find room and start a process
 START_TIMEOUT_S = 600.0  # for the ranks to load the model
 STEP_TIMEOUT_S = 120.0  # a step that takes longer hangs
 
-Address = TypeVar("Address")
+Facts = TypeVar("Facts")
 
 _RankActor = ray.remote(RankActor)
 _FrontActor = ray.remote(FrontActor)
 
 
-class RayFront(Generic[Address]):
+class RayFront(Generic[Facts]):
     """A node or the router that runs: ``Running``, and where it listens."""
 
     def __init__(
-        self, address: Address, front: Process, processes: ProcessGroup, silence_s: float
+        self, facts: Facts, front: Process, processes: ProcessGroup, silence_s: float
     ) -> None:
-        self.address = address
+        self.facts = facts
         self._front = front
         self._processes = processes
         self._silence_s = silence_s
@@ -48,8 +48,25 @@ class RayFront(Generic[Address]):
     async def set_nodes(self, nodes: tuple[NodeStanding, ...]) -> None:
         await self._front.control("set_nodes", nodes, timeout_s=CONTROL_TIMEOUT_S)
 
+    @property
+    def address(self) -> NodeAddress:
+        """Of a node."""
+        return cast(NodeFacts, self.facts).address
+
+    @property
+    def max_model_len(self) -> int:
+        """Of a node."""
+        return cast(NodeFacts, self.facts).max_model_len
+
     async def until_idle(self) -> None:
-        await self._front.answer(self._front.start_call("until_idle"))
+        """Of a node."""
+        call = self._front.start_call("until_idle")
+        await self._processes.answer_unless_ended(self._front, call)
+
+    async def switch(self, plan: NodePlan) -> None:
+        """Of a node."""
+        call = self._front.start_call("switch", new_incarnation_id(plan.name), plan)
+        self.facts = await self._processes.answer_unless_ended(self._front, call)
 
     async def next_order(self) -> PlacedOrder:
         placed = await self._front.answer(self._front.start_call("next_order"))
@@ -88,7 +105,7 @@ class RayLauncher:
         # Making a node anew costs more than going on elsewhere, which others do after silence_s.
         self._front_silence_s = 2 * site.cluster.config.network.silence_s
 
-    async def start_node(self, plan: NodePlan) -> RayFront[NodeAddress]:
+    async def start_node(self, plan: NodePlan) -> RayFront[NodeFacts]:
         incarnation = Incarnation(
             id=new_incarnation_id(plan.name),
             site=self._site,
@@ -112,7 +129,7 @@ class RayLauncher:
     async def start_router(self) -> RayFront[RouterAddress]:
         router = self._front("router", placement.router_options())
         running = await self._start(router, ProcessGroup([router], None), "router", self._site)
-        address = running.address
+        address = running.facts
         scheme = self._site.cluster.config.security.scheme
         self._say("router", f"HTTP {scheme}://{address.http}, gRPC {address.grpc}")
         return running
@@ -124,7 +141,7 @@ class RayLauncher:
         try:
             await _wait_for_process(front)
             async with asyncio.timeout(START_TIMEOUT_S):
-                address = await processes.answer_unless_ended(
+                facts = await processes.answer_unless_ended(
                     front, front.start_call("start", entry, order)
                 )
         except BaseException as error:
@@ -135,7 +152,7 @@ class RayLauncher:
                 ) from error
             raise
         processes.watch(front, front.start_call("ended"))
-        return RayFront(address, front, processes, self._front_silence_s)
+        return RayFront(facts, front, processes, self._front_silence_s)
 
     def _front(self, name: str, options: dict[str, Any]) -> Process:
         actor = _FrontActor.options(max_concurrency=CALL_THREADS, **options).remote(

@@ -21,7 +21,7 @@ class RouterFront:
         self.failed: asyncio.Future[PdserveError] = asyncio.get_running_loop().create_future()
 
     @property
-    def address(self) -> RouterAddress:
+    def facts(self) -> RouterAddress:
         return RouterAddress(http=self._router.http_address, grpc=self._router.grpc_address)
 
     async def set_nodes(self, nodes: tuple[NodeStanding, ...]) -> None:

@@ -14,7 +14,7 @@ import re
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from pdserve.core.environment import cache_dir
@@ -27,14 +27,16 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
-    """One running cluster. ``leftovers``: directories that a killed one leaves behind."""
+    """One running cluster. ``nodes``: the role of each, by name. ``leftovers``: directories that a
+    killed one leaves behind.
+    """
 
     name: str
     pid: int
     http_url: str | None = None  # None: it is still starting
     grpc_address: str | None = None
     certificate: str | None = None  # the router's, where it speaks TLS
-    nodes: tuple[str, ...] = ()
+    nodes: dict[str, str] = field(default_factory=dict)
     log_dir: str
     run_token: str
     admin_token: str  # for the router's orders; the file is its owner's alone
@@ -138,8 +140,8 @@ def _probe(lock_path: Path) -> Iterator[bool]:
 def _read(path: Path) -> RunRecord | None:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-        lists = {key: tuple(data[key]) for key in ("nodes", "leftovers")}
-        return RunRecord(**{**data, **lists})
+        whole = {"nodes": dict(data["nodes"]), "leftovers": tuple(data["leftovers"])}
+        return RunRecord(**{**data, **whole})
     except (OSError, ValueError, TypeError, KeyError):
         return None  # it ended just now, or another version of pdserve wrote it
 

@@ -26,14 +26,10 @@ def change_for(
     ``templates`` has a plan of each role that the cluster was started with, ``taken`` the names
     still in use. Raises InvalidRequestError naming what is wrong.
     """
-    role = _role(order.role)
-    template = templates.get(role)
-    if template is None:
-        raise InvalidRequestError(
-            "role", f"the cluster was started without {role} nodes; set {role}.replicas"
-        )
+    role = role_named(order.role)
+    template = template_of(role, templates)
     _check_count(role, order.count, templates)
-    present = sorted((plan for plan in plans if plan.role is role), key=number_of)
+    present = sorted((plan for plan in plans if plan.role is role), key=_place)
     if order.count <= len(present):
         return Change(removed=tuple(present[order.count :]))
     names = _free_names(role, taken)
@@ -41,15 +37,30 @@ def change_for(
     return Change(added=tuple(replace(template, name=next(names)) for _ in range(missing)))
 
 
-def number_of(plan: NodePlan) -> int:
+def number_of(name: str) -> int:
     """3 of decode-3."""
-    return int(plan.name.rpartition("-")[2])
+    return int(name.rpartition("-")[2])
 
 
-def _role(name: str) -> Role:
+def role_named(name: str) -> Role:
+    """Raises InvalidRequestError for what is none."""
     if name not in set(Role):
         raise InvalidRequestError("role", f"got {name!r}, allowed are {', '.join(Role)}")
     return Role(name)
+
+
+def template_of(role: Role, templates: Mapping[Role, NodePlan]) -> NodePlan:
+    """A node of this role as the cluster file has it. Raises InvalidRequestError."""
+    if (template := templates.get(role)) is None:
+        raise InvalidRequestError(
+            "role", f"the cluster was started without {role} nodes; set {role}.replicas"
+        )
+    return template
+
+
+def _place(plan: NodePlan) -> tuple[int, str]:
+    """By number; a node keeps its name in another role, so two may have the same one."""
+    return number_of(plan.name), plan.name
 
 
 def _check_count(role: Role, count: int, templates: Mapping[Role, NodePlan]) -> None:

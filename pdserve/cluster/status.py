@@ -36,12 +36,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 def table(status: Mapping[str, Any]) -> Iterable[str]:
     """For people: a line for each node, and where requests went."""
-    rows = [("node", "state", "blocks free", "running", "waiting", "ranks (pid)")]
+    rows = [("node", "role", "state", "blocks free", "running", "waiting", "ranks (pid)")]
     for node in status["nodes"]:
         ranks = ", ".join(f"{rank['pid']}@{rank['host']}" for rank in node["ranks"])
         blocks = f"{_shown(node['free_blocks'])}/{_shown(node['total_blocks'])}"
         counts = (_shown(node["running"]), _shown(node["waiting"]))
-        rows.append((node["name"], node["state"], blocks, *counts, ranks or "not connected"))
+        names = (node["name"], node["role"], node["state"])
+        rows.append((*names, blocks, *counts, ranks or "not connected"))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         yield "  ".join(f"{cell:<{w}}" for cell, w in zip(row, widths, strict=True)).rstrip()

@@ -4,8 +4,11 @@ A node lives and dies whole: when any of its processes ends, all of them are end
 told, and the node is made anew as another incarnation while they serve.
 
     starting ── started ──> serving ── a process ended ──> ended whole ── back-off ──> starting
-                             |    `───────── close ──────────────────────────────────> closed
-                             `── scaled down ──> draining ── idle ──> closed
+                             | | `───────── close ──────────────────────────────────> closed
+                             | `── scaled down ──> draining ── idle ──> closed
+                             `── role changed ──> draining ── idle ──> switching ──> serving
+
+A node whose role was changed is made anew in its new role, whenever it ends.
 
 An operator's orders come by the router, which is told how every node stands.
 
@@ -16,73 +19,31 @@ is watched and ended.
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
 from weakref import WeakKeyDictionary
 
+from pdserve.cluster.backoff import Backoff, Delays
+from pdserve.cluster.launcher import Launcher, Running, RunningNode, RunningRouter
+from pdserve.cluster.members import Members
 from pdserve.cluster.resolve import NodePlan
-from pdserve.cluster.scaling import change_for, number_of
+from pdserve.cluster.role_change import Capacity, changed, check_capacity, max_choices
+from pdserve.cluster.scaling import change_for
 from pdserve.core.clock import Clock
 from pdserve.core.errors import InvalidRequestError, PdserveError
-from pdserve.core.node import NodeAddress, NodeStanding, Role, Standing
-from pdserve.core.orders import Drain, Order, OrderAnswer, PlacedOrder, Scale, refusal
+from pdserve.core.node import NodeStanding, Role, Standing
+from pdserve.core.orders import (
+    ChangeRole,
+    Drain,
+    Order,
+    OrderAnswer,
+    PlacedOrder,
+    Scale,
+    refusal,
+)
 
-DRAIN_TIMEOUT_S = 900.0  # for requests of a node that is scaled away; then they go on elsewhere
+DRAIN_TIMEOUT_S = 900.0  # for the requests of a node that is scaled away or changes its role
+SWITCH_TIMEOUT_S = 300.0  # for an idle node to serve in another role
 
 logger = logging.getLogger(__name__)
-
-
-class Running(Protocol):
-    """A node or the router, in processes of its own."""
-
-    async def set_nodes(self, nodes: tuple[NodeStanding, ...]) -> None:
-        """How all nodes stand. Raises PdserveError where it has died meanwhile."""
-
-    async def ended(self) -> PdserveError:
-        """Wait until any of its processes ended or failed; say why."""
-
-    async def close(self, grace_s: float) -> None:
-        """End it in order: what it holds may finish for ``grace_s`` seconds. Never raises."""
-
-    async def kill(self) -> None:
-        """End all its processes now, whatever they do. Never raises; may be called again."""
-
-
-class RunningNode(Running, Protocol):
-    """One incarnation of a node."""
-
-    @property
-    def address(self) -> NodeAddress: ...
-
-    async def until_idle(self) -> None:
-        """Wait until it holds nothing. Raises PdserveError where it dies before."""
-
-
-class RunningRouter(Running, Protocol):
-    """The router, by which orders come. Both raise PdserveError where it dies."""
-
-    async def next_order(self) -> PlacedOrder:
-        """Wait for the next order."""
-
-    async def answer(self, answer: OrderAnswer) -> None:
-        """Tell who placed an order what has begun."""
-
-
-class Launcher(Protocol):
-    """Starts processes. A start that fails raises a PdserveError and leaves nothing running."""
-
-    async def start_node(self, plan: NodePlan) -> RunningNode: ...
-
-    async def start_router(self) -> RunningRouter: ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Backoff:
-    """How long to wait before the next start of what keeps ending."""
-
-    first_s: float = 0.5
-    longest_s: float = 30.0
-    settled_s: float = 60.0  # whatever ran for so long starts again with ``first_s``
 
 
 class Supervisor:
@@ -96,23 +57,24 @@ class Supervisor:
         clock: Clock,
         backoff: Backoff,
         on_event: Callable[[str], None],
+        max_n: int,
+        drain_timeout_s: float = DRAIN_TIMEOUT_S,
     ) -> None:
+        """``max_n``: choices of one request, as the router takes them."""
         self._launcher = launcher
-        self._plans = {plan.name: plan for plan in plans}
+        self._members = Members(plans)
         self._templates = {plan.role: plan for plan in reversed(plans)}
         self._clock = clock
         self._backoff = backoff
         self._on_event = on_event
-        self._nodes: dict[str, RunningNode] = {}
-        self._absent: dict[
-            str, tuple[Standing, str]
-        ] = {}  # why a node does not run, if it ever did
-        self._draining: set[str] = set()
+        self._max_n = max_n
+        self._drain_timeout_s = drain_timeout_s
         self._router: RunningRouter | None = None
         self._router_changed = asyncio.Event()  # for one reader, who clears it
         self._telling: WeakKeyDictionary[Running, asyncio.Lock] = WeakKeyDictionary()
         self._node_keepers: dict[str, asyncio.Task[None]] = {}
         self._retiring: dict[str, asyncio.Task[None]] = {}
+        self._changing: dict[str, asyncio.Task[None]] = {}  # their role
         self._router_tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -122,7 +84,7 @@ class Supervisor:
         """
         try:
             async with asyncio.TaskGroup() as group:
-                for plan in self._plans.values():
+                for plan in self._members.plans.values():
                     group.create_task(self._start_node(plan))
             await self._start_router()
         except BaseExceptionGroup as errors:
@@ -131,8 +93,8 @@ class Supervisor:
         except BaseException:
             await self.kill()
             raise
-        for plan in self._plans.values():
-            self._keep(plan)
+        for name in self._members.plans:
+            self._keep(name)
         self._router_tasks = [
             asyncio.create_task(self._keep_router()),
             asyncio.create_task(self._follow_orders()),
@@ -141,8 +103,7 @@ class Supervisor:
     @property
     def standings(self) -> tuple[NodeStanding, ...]:
         """All nodes that there are to be, prefill nodes first."""
-        plans = sorted(self._plans.values(), key=lambda p: (p.role is Role.DECODE, number_of(p)))
-        return tuple(map(self._standing, plans))
+        return self._members.standings
 
     async def close(self, grace_s: float) -> None:
         """End the router first: its requests finish or are aborted. Then the nodes hold nothing."""
@@ -150,17 +111,17 @@ class Supervisor:
         if self._router is not None:
             await self._router.close(grace_s)
             self._router = None
-        await asyncio.gather(*(node.close(0.0) for node in self._nodes.values()))
-        self._nodes.clear()
+        await asyncio.gather(*(node.close(0.0) for node in self._members.running.values()))
+        self._members.running.clear()
 
     async def kill(self) -> None:
         """End everything at once."""
         await self._stop_keeping()
-        running: list[Running] = list(self._nodes.values())
+        running: list[Running] = list(self._members.running.values())
         if self._router is not None:
             running.append(self._router)
         await asyncio.gather(*(one.kill() for one in running))
-        self._nodes.clear()
+        self._members.running.clear()
         self._router = None
 
     # ---- orders -----------------------------------------------------------------------------
@@ -191,27 +152,39 @@ class Supervisor:
                 return self._drain(name, undo=undo)
             case Scale():
                 return self._scale(order)
+            case ChangeRole():
+                return self._change_role(order)
 
     def _drain(self, name: str, *, undo: bool) -> str:
-        if name not in self._plans:
-            raise InvalidRequestError("node", f"got {name!r}, there are {', '.join(self._plans)}")
-        if name in self._retiring:
-            raise InvalidRequestError("node", f"{name} is being ended by an earlier `scale`")
+        self._check_free(name)
         if undo:
-            self._draining.discard(name)
+            self._members.draining.discard(name)
             return f"{name} takes new requests"
-        self._draining.add(name)
+        self._members.draining.add(name)
         return f"{name} takes nothing new and finishes what it holds"
 
+    def _check_free(self, name: str) -> None:
+        """There is such a node, and no order is being carried out on it."""
+        if name not in self._members.plans:
+            raise InvalidRequestError(
+                "node", f"got {name!r}, there are {', '.join(self._members.plans)}"
+            )
+        if name in self._retiring:
+            raise InvalidRequestError("node", f"{name} is being ended by an earlier `scale`")
+        if name in self._changing:
+            raise InvalidRequestError("node", f"{name} is changing its role by an earlier `role`")
+
     def _scale(self, order: Scale) -> str:
-        kept = [plan for plan in self._plans.values() if plan.name not in self._retiring]
-        change = change_for(order, kept, self._templates, set(self._plans))
+        kept = [plan for plan in self._members.plans.values() if plan.name not in self._retiring]
+        change = change_for(order, kept, self._templates, set(self._members.plans))
+        for plan in change.removed:
+            self._check_free(plan.name)
         before = sum(plan.role == order.role for plan in kept)
         for plan in change.added:
-            self._plans[plan.name] = plan
-            self._keep(plan)
+            self._members.plans[plan.name] = plan
+            self._keep(plan.name)
         for plan in change.removed:
-            self._draining.add(plan.name)
+            self._members.draining.add(plan.name)
             self._retiring[plan.name] = asyncio.create_task(self._retire(plan))
         verb, plans = ("starting", change.added) if change.added else ("ending", change.removed)
         names = ", ".join(plan.name for plan in plans)
@@ -222,73 +195,131 @@ class Supervisor:
         keeper = self._node_keepers.pop(plan.name)
         keeper.cancel()
         await asyncio.gather(keeper, return_exceptions=True)
-        if (node := self._nodes.get(plan.name)) is not None:
+        if (node := self._members.running.get(plan.name)) is not None:
             await self._announce()
             try:
-                async with asyncio.timeout(DRAIN_TIMEOUT_S):
+                async with asyncio.timeout(self._drain_timeout_s):
                     await node.until_idle()
             except (TimeoutError, PdserveError) as error:
                 logger.warning("%s did not drain: %r", plan.name, error)
             await node.close(0.0)
-            del self._nodes[plan.name]
-        del self._plans[plan.name], self._retiring[plan.name]
-        self._draining.discard(plan.name)
-        self._absent.pop(plan.name, None)
+            del self._members.running[plan.name]
+        del self._retiring[plan.name]
+        self._members.forget(plan.name)
         await self._announce()
         self._on_event(f"{plan.name} has ended")
 
+    # ---- roles ------------------------------------------------------------------------------
+
+    def _change_role(self, order: ChangeRole) -> str:
+        name = order.node
+        self._check_free(name)
+        plan, standing = self._members.plans[name], self._members.standing(name)
+        if (node := self._members.running.get(name)) is None:
+            raise InvalidRequestError("node", f"{name} is {standing.standing}; try when it serves")
+        others = [other for other in self.standings if other.name != name]
+        wanted = changed(order, plan, self._templates, others)
+        if wanted.role is Role.DECODE:
+            own = Capacity(max_model_len=node.max_model_len, max_choices=max_choices(wanted))
+            check_capacity(name, own, self._promised())
+        self._members.plans[name] = wanted
+        self._members.draining.add(name)
+        self._changing[name] = asyncio.create_task(self._change(name, node, plan))
+        return f"{name}: {plan.role} -> {wanted.role}, once it has finished what it holds"
+
+    def _promised(self) -> Capacity:
+        """What requests may need of every decode node."""
+        decode = self._members.decoding
+        plans = [self._members.plans[node.address.name] for node in decode]
+        return Capacity(
+            max_model_len=min((node.max_model_len for node in decode), default=0),
+            max_choices=min([self._max_n, *map(max_choices, plans)]),
+        )
+
+    async def _change(self, name: str, node: RunningNode, before: NodePlan) -> None:
+        """Have a node go on as its plan says now; should it end, its keeper does the rest."""
+        try:
+            outcome = await self._drained_and_switched(name, node, before)
+        finally:
+            del self._changing[name]
+            self._members.draining.discard(name)
+            self._members.switching.discard(name)
+        await self._announce()
+        self._on_event(outcome)
+
+    async def _drained_and_switched(self, name: str, node: RunningNode, before: NodePlan) -> str:
+        """What became of it."""
+        plan = self._members.plans[name]
+        await self._announce()
+        try:
+            async with asyncio.timeout(self._drain_timeout_s):
+                await node.until_idle()
+        except TimeoutError:
+            self._members.plans[name] = before
+            limit_s = self._drain_timeout_s
+            return f"{name} stays a {before.role} node: it is not idle after {limit_s:g} s"
+        except PdserveError as error:
+            return f"{name} ended while it drained: {error}"
+        self._members.switching.add(name)
+        await self._announce()  # everybody leaves it
+        try:
+            async with asyncio.timeout(SWITCH_TIMEOUT_S):
+                await node.switch(plan)
+        except (TimeoutError, PdserveError) as error:
+            await node.kill()
+            return f"{name} did not become a {plan.role} node: {str(error) or 'it took too long'}"
+        return f"{name} serves as a {plan.role} node"
+
     # ---- nodes ------------------------------------------------------------------------------
 
-    def _standing(self, plan: NodePlan) -> NodeStanding:
-        name, node = plan.name, self._nodes.get(plan.name)
-        if node is None:
-            standing, reason = self._absent.get(name, (Standing.STARTING, None))
-            return NodeStanding(name=name, role=plan.role, standing=standing, reason=reason)
-        standing = Standing.DRAINING if name in self._draining else Standing.SERVING
-        return NodeStanding(name=name, role=plan.role, standing=standing, address=node.address)
-
-    def _keep(self, plan: NodePlan) -> None:
-        self._node_keepers[plan.name] = asyncio.create_task(self._keep_node(plan))
+    def _keep(self, name: str) -> None:
+        self._node_keepers[name] = asyncio.create_task(self._keep_node(name))
 
     async def _stop_keeping(self) -> None:
-        keepers = [*self._node_keepers.values(), *self._retiring.values(), *self._router_tasks]
+        keepers = [
+            *self._node_keepers.values(),
+            *self._retiring.values(),
+            *self._changing.values(),
+            *self._router_tasks,
+        ]
         for keeper in keepers:
             keeper.cancel()
         await asyncio.gather(*keepers, return_exceptions=True)
-        self._node_keepers, self._retiring, self._router_tasks = {}, {}, []
+        self._node_keepers, self._retiring, self._changing = {}, {}, {}
+        self._router_tasks = []
 
     async def _start_node(self, plan: NodePlan) -> None:
         node = await self._launcher.start_node(plan)
-        self._nodes[plan.name] = node
-        self._absent.pop(plan.name, None)
+        self._members.running[plan.name] = node
+        self._members.absent.pop(plan.name, None)
         await self._announce()
 
-    async def _keep_node(self, plan: NodePlan) -> None:
-        delays = _Delays(self._backoff, self._clock)
+    async def _keep_node(self, name: str) -> None:
+        delays = Delays(self._backoff, self._clock)
         while True:
-            is_first = plan.name not in self._nodes and plan.name not in self._absent
-            if (node := self._nodes.get(plan.name)) is not None:
-                await self._lose_node(plan, node, await node.ended())
+            is_first = name not in self._members.running and name not in self._members.absent
+            if (node := self._members.running.get(name)) is not None:
+                await self._lose_node(name, node, await node.ended())
             if not is_first:
                 await asyncio.sleep(delays.next_s())
-                await self._note_absent(plan, Standing.STARTING, self._absent[plan.name][1])
+                await self._note_absent(name, Standing.STARTING, self._members.absent[name][1])
             try:
-                await self._start_node(plan)
+                await self._start_node(self._members.plans[name])
             except PdserveError as error:
-                self._on_event(f"{plan.name} did not start{'' if is_first else ' again'}: {error}")
-                await self._note_absent(plan, Standing.LOST, str(error))
+                self._on_event(f"{name} did not start{'' if is_first else ' again'}: {error}")
+                await self._note_absent(name, Standing.LOST, str(error))
                 continue
             delays.started()
-            self._on_event(f"{plan.name} serves{'' if is_first else ' again'}")
+            self._on_event(f"{name} serves{'' if is_first else ' again'}")
 
-    async def _lose_node(self, plan: NodePlan, node: RunningNode, error: PdserveError) -> None:
-        self._on_event(f"{plan.name} ended: {error}; making it anew")
+    async def _lose_node(self, name: str, node: RunningNode, error: PdserveError) -> None:
+        self._on_event(f"{name} ended: {error}; making it anew")
         await node.kill()
-        del self._nodes[plan.name]  # only now: whoever cancels us still ends it
-        await self._note_absent(plan, Standing.LOST, str(error))
+        del self._members.running[name]  # only now: whoever cancels us still ends it
+        await self._note_absent(name, Standing.LOST, str(error))
 
-    async def _note_absent(self, plan: NodePlan, standing: Standing, reason: str) -> None:
-        self._absent[plan.name] = (standing, reason)
+    async def _note_absent(self, name: str, standing: Standing, reason: str) -> None:
+        self._members.absent[name] = (standing, reason)
         await self._announce()
 
     # ---- the router -------------------------------------------------------------------------
@@ -299,7 +330,7 @@ class Supervisor:
         await self._announce()
 
     async def _keep_router(self) -> None:
-        delays = _Delays(self._backoff, self._clock)
+        delays = Delays(self._backoff, self._clock)
         while True:
             if self._router is not None:
                 error = await self._router.ended()
@@ -331,9 +362,7 @@ class Supervisor:
 
     async def _announce(self) -> None:
         """Tell decode nodes and router how all stand. One that hangs delays only itself."""
-        listeners: list[Running] = [
-            node for node in self._nodes.values() if node.address.role is Role.DECODE
-        ]
+        listeners: list[Running] = [*self._members.decoding]
         if self._router is not None:
             listeners.append(self._router)
         await asyncio.gather(*map(self._tell, listeners))
@@ -345,24 +374,3 @@ class Supervisor:
                 await listener.set_nodes(self.standings)
             except PdserveError as error:  # its keeper is about to notice
                 logger.warning("could not announce nodes: %s", error)
-
-
-class _Delays:
-    """Waiting times between starts: doubled each time, short again after a long life."""
-
-    def __init__(self, backoff: Backoff, clock: Clock) -> None:
-        self._backoff = backoff
-        self._clock = clock
-        self._delay_s = backoff.first_s
-        self._started_s = clock.now_s()
-
-    def started(self) -> None:
-        self._started_s = self._clock.now_s()
-
-    def next_s(self) -> float:
-        """How long to wait now."""
-        if self._clock.now_s() - self._started_s >= self._backoff.settled_s:
-            self._delay_s = self._backoff.first_s
-        delay_s = self._delay_s
-        self._delay_s = min(2 * delay_s, self._backoff.longest_s)
-        return delay_s

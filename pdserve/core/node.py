@@ -1,7 +1,8 @@
 """What a node is told when it starts, and how others find it.
 
-A node is one TP group with its front. Each start of a node is another *incarnation*: its id names
-the node to peers, so that nothing of a dead incarnation can be taken for the living one's.
+A node is one TP group with its front. Each start of a node is another *incarnation*, and so is its
+life in another role: the id names the node to peers, so that nothing of an incarnation that is over
+can be taken for the living one's. The name stays, and does not tell the role.
 """
 
 from dataclasses import dataclass, field
@@ -37,6 +38,7 @@ class Standing(StrEnum):
     STARTING = "starting"
     SERVING = "serving"
     DRAINING = "draining"  # it finishes what it holds, and gets nothing new
+    SWITCHING = "switching"  # to its role: it holds nothing, and serves again in a moment
     LOST = "lost"  # it ended, and is made anew after a while
 
 

@@ -25,7 +25,15 @@ class Scale:
     count: int
 
 
-Order = Drain | Scale
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChangeRole:
+    """Have the node work as ``role``, with the ranks that it has."""
+
+    node: str
+    role: str
+
+
+Order = Drain | Scale | ChangeRole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -189,6 +189,15 @@ class Ledger:
         self._next_step += 1
         return batch
 
+    def last_batch(self) -> Batch | None:
+        """The step after which the ranks hold no slot of this node; None if they hold none now.
+
+        Nothing is planned after it.
+        """
+        if not self._left:
+            return None
+        return Batch(step=self._next_step, left=tuple(self._left))
+
     def retire(self, batch: Batch) -> Run[Sequence]:
         """The oldest step in flight is done; returns the sequence of each chunk."""
         step = self._in_flight.popleft()

@@ -1,6 +1,7 @@
 """A node that runs: its gRPC server, its tasks and its ranks, started and closed as one.
 
-Owns the lifetime; what the tasks do is the node's business.
+Owns the lifetime; what the tasks do is the node's business. Ranks outlive their node where it hands
+them over to the next one.
 """
 
 import asyncio
@@ -13,6 +14,8 @@ import grpc
 
 from pdserve.core.errors import ConfigError, InternalError, PdserveError
 from pdserve.core.node import NodeAddress, NodeSpec
+from pdserve.engine.batch import Batch
+from pdserve.rank.hand_over import hand_over
 from pdserve.rank.node_metrics import serve_node_metrics
 from pdserve.rank.ranks import Ranks
 from pdserve.rank.readiness import Readiness
@@ -32,9 +35,15 @@ class Node(Protocol):
     @property
     def readiness(self) -> Readiness: ...
 
+    @property
+    def max_model_len(self) -> int: ...
+
     def fail(self, error: PdserveError) -> None: ...
 
     def metrics(self) -> str: ...
+
+    def leave(self, reason: str) -> Batch | None:
+        """Let go of everybody, when nothing runs; the step that frees the last slots, if any."""
 
     async def run(self) -> None: ...
 
@@ -76,12 +85,26 @@ class RunningNode:
     async def close(self, grace_s: float) -> None:
         """Take no new work, give open sessions ``grace_s`` seconds, then end tasks and ranks."""
         self.node.readiness.lose("the node is closing")
+        await self._stop(grace_s)
+        await self._ranks.close()
+
+    async def hand_over(self, incarnation: str, reason: str) -> None:
+        """Finish what is here, take nothing new, and end but for the ranks, which are
+        ``incarnation``'s then and hold nothing.
+
+        Raises RankError when they are lost; then nothing is left to go on with.
+        """
+        self.node.readiness.lose(reason)
+        await self.node.readiness.until_idle()
+        await self._stop(0.0)
+        await hand_over(self._ranks, self.node.leave(reason), incarnation)
+
+    async def _stop(self, grace_s: float) -> None:
         await self._server.stop(grace_s)
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await self._ranks.close()
 
     def _on_done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)

@@ -1,19 +1,28 @@
 """A launcher whose nodes are nothing but futures, for the supervisor's tests."""
 
 import asyncio
-from dataclasses import dataclass, field
+from collections.abc import Awaitable
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from pdserve.cluster.resolve import NodePlan
-from pdserve.core.errors import PdserveError
+from pdserve.core.errors import NodeLostError, PdserveError
 from pdserve.core.node import NodeAddress, NodeStanding
 from pdserve.core.orders import Order, OrderAnswer, PlacedOrder
 
+T = TypeVar("T")
+
 
 class FakeRunning:
-    """Ends when its test says so; remembers what it was told."""
+    """Ends when its test says so, or when it is killed; remembers what it was told."""
 
     def __init__(self, address: NodeAddress | None) -> None:
         self._address = address
+        self.max_model_len = 4096
+        self.switched_to: list[NodePlan] = []
+        self.switching = asyncio.Event()  # cleared: a change of role hangs
+        self.switching.set()
+        self.refuse_switch: PdserveError | None = None
         self.death: asyncio.Future[PdserveError] = asyncio.get_running_loop().create_future()
         self.told: list[tuple[str, ...]] = []
         self.standings: tuple[NodeStanding, ...] = ()
@@ -42,15 +51,19 @@ class FakeRunning:
             self.told.append(incarnations)
 
     async def until_idle(self) -> None:
-        await self.idle.wait()
+        await self._unless_dead(self.idle.wait())
+
+    async def switch(self, plan: NodePlan) -> None:
+        self.switched_to.append(plan)
+        await self._unless_dead(self.switching.wait())
+        if self.refuse_switch is not None:
+            raise self.refuse_switch
+        number = len(self.switched_to)
+        incarnation = f"{self.address.incarnation.partition('/')[0]}/{number}"
+        self._address = replace(self.address, role=plan.role, incarnation=incarnation)
 
     async def next_order(self) -> PlacedOrder:
-        ordering = asyncio.ensure_future(self.orders.get())
-        await asyncio.wait((ordering, self.death), return_when=asyncio.FIRST_COMPLETED)
-        if self.death.done():
-            ordering.cancel()
-            raise self.death.result()
-        return ordering.result()
+        return await self._unless_dead(self.orders.get())
 
     async def answer(self, answer: OrderAnswer) -> None:
         self.answers.put_nowait(answer)
@@ -69,6 +82,20 @@ class FakeRunning:
 
     async def kill(self) -> None:
         self.num_kills += 1
+        if not self.death.done():
+            self.death.set_result(NodeLostError("its process died"))
+
+    async def _unless_dead(self, waiting: Awaitable[T]) -> T:
+        """What comes of ``waiting``. Raises what it died of."""
+        work = asyncio.ensure_future(waiting)
+        try:
+            await asyncio.wait((work, self.death), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            if not work.done():
+                work.cancel()
+        if self.death.done():
+            raise self.death.result()
+        return work.result()
 
 
 @dataclass

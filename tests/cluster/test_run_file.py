@@ -31,7 +31,7 @@ def record(name: str, *leftovers: Path) -> RunRecord:
         name=name,
         pid=os.getpid(),
         http_url="http://127.0.0.1:8000",
-        nodes=("prefill-0",),
+        nodes={"prefill-0": "prefill"},
         log_dir="logs",
         run_token="abc",
         admin_token="secret",

@@ -83,6 +83,7 @@ def test_the_table_shows_nodes_and_routes(url: str, capsys: pytest.CaptureFixtur
     assert head.endswith(": degraded (prefill-0: not connected)")
     assert columns.split() == [
         "node",
+        "role",
         "state",
         "blocks",
         "free",
@@ -91,9 +92,10 @@ def test_the_table_shows_nodes_and_routes(url: str, capsys: pytest.CaptureFixtur
         "ranks",
         "(pid)",
     ]
-    assert prefill.split() == ["prefill-0", "lost", "–/–", "–", "–", "not", "connected"]
-    assert decode.split()[:5] == ["decode-0", "ready", "1480/1489", "2", "1"]
-    assert decode.split()[5:] == ["11@127.0.0.1,", "12@127.0.0.1"]
+    lost = ["prefill-0", "prefill", "lost", "–/–", "–", "–", "not", "connected"]
+    assert prefill.split() == lost
+    assert decode.split()[:6] == ["decode-0", "decode", "ready", "1480/1489", "2", "1"]
+    assert decode.split()[6:] == ["11@127.0.0.1,", "12@127.0.0.1"]
     assert reason == "prefill-0: rank 0 died"
     assert trouble == "decode-0 leaves prefill-1 alone: broken"
     assert routes == "routes: 5 disaggregated, 7 local, 0 fallback"
@@ -117,7 +119,10 @@ def test_a_router_that_does_not_answer_is_named(
 
 
 @pytest.mark.parametrize("text", ["http://[::", "http://[x]:1", "", "http://", "[::"])
-@pytest.mark.parametrize("command", [["status"], ["drain", "decode-0"], ["scale", "decode", "2"]])
+@pytest.mark.parametrize(
+    "command",
+    [["status"], ["drain", "decode-0"], ["scale", "decode", "2"], ["role", "decode-0", "prefill"]],
+)
 def test_what_is_no_address_is_refused_by_its_option(
     command: list[str], text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

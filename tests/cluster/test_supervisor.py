@@ -5,8 +5,9 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
+from pdserve.cluster.backoff import Backoff
 from pdserve.cluster.resolve import NodePlan
-from pdserve.cluster.supervisor import Backoff, Supervisor
+from pdserve.cluster.supervisor import Supervisor
 from pdserve.core.clock import MonotonicClock
 from pdserve.core.config import DecodeConfig, PrefillConfig
 from pdserve.core.errors import NodeLostError, RankError
@@ -37,7 +38,9 @@ async def supervisor(launcher: FakeLauncher) -> AsyncIterator[Supervisor]:
 def make_supervisor(
     launcher: FakeLauncher, *, backoff: Backoff = FAST, on_event: Callable[[str], None] = print
 ) -> Supervisor:
-    return Supervisor(launcher, PLANS, clock=MonotonicClock(), backoff=backoff, on_event=on_event)
+    return Supervisor(
+        launcher, PLANS, clock=MonotonicClock(), backoff=backoff, on_event=on_event, max_n=16
+    )
 
 
 async def settled() -> None:

@@ -21,6 +21,7 @@ from kv_transfer.commands import (
     HandoffFailed,
     HandoffReceived,
     HandoffSent,
+    NameTaken,
     PeerConnected,
     PeerLost,
     PushTokens,
@@ -280,6 +281,7 @@ class TwoNodes(RuleBasedStateMachine):
         for event in said:
             if isinstance(event, PeerLost | PeerConnected):
                 continue
+            assert not isinstance(event, NameTaken)
             side, moving = sides[event.handoff], self.moving[event.handoff]
             if isinstance(event, HandoffSent | HandoffReceived):
                 assert moving.num_pushed == moving.num_tokens

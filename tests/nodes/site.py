@@ -4,8 +4,6 @@ import asyncio
 from collections.abc import Callable
 from contextlib import aclosing
 
-import grpc
-
 from decode_node.node import DecodeNode
 from decode_node.server import RunningDecodeNode, start_decode_node
 from pdserve.core.config import DecodeConfig, PrefillConfig
@@ -16,7 +14,7 @@ from pdserve.rank.running_node import RunningNode
 from pdserve.rank.step_meter import StepMeter
 from pdserve.rpc import convert
 from pdserve.rpc.network import GrpcNetwork, Network
-from pdserve.rpc.session import CHANNEL_OPTIONS, DEFAULT_SILENCE_S, PROTOCOL_VERSION, Outbox, listen
+from pdserve.rpc.session import DEFAULT_SILENCE_S, PROTOCOL_VERSION, Outbox, listen
 from pdserve.rpc.v1 import session_pb2, session_pb2_grpc
 from pdserve.telemetry.traces import Tracer
 from prefill_node.node import PrefillNode
@@ -118,6 +116,17 @@ class Site:
         self.nodes[name] = node
         return node.address
 
+    async def switch(self, name: str, pool: DecodeConfig | PrefillConfig, **options) -> NodeAddress:
+        """The node goes on in another role, with the same ranks; nobody is told."""
+        self._num_starts += 1
+        spec = make_spec(name, pool, start=self._num_starts, **options)
+        await self.nodes[name].hand_over(spec.incarnation, "it changes its role")
+        start = start_prefill_node if isinstance(pool, PrefillConfig) else start_decode_node
+        self.nodes[name] = await start(
+            spec, self.ranks[name], silence_s=self._silence_s, network=self._network
+        )
+        return self.nodes[name].address
+
     async def start_all(self, *prefills: str, **options) -> "RouterClient":
         """A decode node that is connected to prefill nodes, and a router."""
         await self.start_decode(**options)
@@ -160,7 +169,9 @@ class Site:
 class RouterClient:
     """One router's session with a decode node, from its first message on."""
 
-    def __init__(self, address: str, *, has_heartbeat: bool = True) -> None:
+    def __init__(
+        self, address: str, *, has_heartbeat: bool = True, network: Network | None = None
+    ) -> None:
         self.hearing = Hearing()
         self.welcome: session_pb2.NodeWelcome | None = None
         self.statuses: list[session_pb2.NodeStatus] = []
@@ -168,6 +179,7 @@ class RouterClient:
         self.outbox: Outbox[session_pb2.RouterMessage] = Outbox(
             HEARTBEAT if has_heartbeat else None
         )
+        self._network = network or GrpcNetwork()
         self._news = asyncio.Event()
         self.outbox.put(session_pb2.RouterMessage(hello=HELLO))
         self._task = asyncio.get_running_loop().create_task(self._run(address))
@@ -217,7 +229,7 @@ class RouterClient:
 
     async def _run(self, address: str) -> None:
         try:
-            async with grpc.aio.insecure_channel(address, CHANNEL_OPTIONS) as channel:
+            async with self._network.channel(address) as channel:
                 call = session_pb2_grpc.DecodeNodeStub(channel).Session(aiter(self.outbox))
                 async with aclosing(listen(aiter(call), peer="decode-0")) as messages:
                     async for message in messages:

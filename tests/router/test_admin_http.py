@@ -7,7 +7,7 @@ import pytest
 
 from pdserve.core.errors import InvalidRequestError
 from pdserve.core.node import NodeStanding, Role, Standing
-from pdserve.core.orders import Drain, Order, OrderAnswer, Scale, refusal
+from pdserve.core.orders import ChangeRole, Drain, Order, OrderAnswer, Scale, refusal
 from tests.router.conftest import WAIT_S, World, WorldMaker
 
 TOKEN = {"Authorization": "Bearer secret"}
@@ -27,6 +27,11 @@ async def carried_out(world: World, answer: str) -> Order:
         ("drain", {"node": "decode-0"}, Drain(node="decode-0")),
         ("drain", {"node": "decode-0", "undo": True}, Drain(node="decode-0", undo=True)),
         ("scale", {"role": "decode", "count": 3}, Scale(role="decode", count=3)),
+        (
+            "role",
+            {"node": "decode-0", "role": "prefill"},
+            ChangeRole(node="decode-0", role="prefill"),
+        ),
     ],
 )
 async def test_orders_are_handed_on_and_answered(
@@ -60,8 +65,10 @@ async def test_what_is_refused_is_a_client_error_with_the_reason(make_world: Wor
         response = await world.http.post("/admin/drain", json={"node": "x"}, headers=TOKEN)
         await refusing
         assert error_of(response) == (400, "node: got 'x', there are decode-0")
-        response = await world.http.post("/admin/scale", json={"role": "decode"}, headers=TOKEN)
-        assert response.status_code == 400
+        for path in ("scale", "role"):
+            body = {"role": "decode"}
+            response = await world.http.post(f"/admin/{path}", json=body, headers=TOKEN)
+            assert response.status_code == 400
 
 
 async def test_a_draining_node_gets_nothing_new_and_is_shown(make_world: WorldMaker) -> None:
