@@ -80,6 +80,4 @@ class OtlpReceiver:
 
 
 def _values(attributes: Any) -> dict[str, Any]:
-    return {
-        item.key: getattr(item.value, item.value.WhichOneof("value")) for item in attributes
-    }
+    return {item.key: getattr(item.value, item.value.WhichOneof("value")) for item in attributes}

@@ -1,22 +1,25 @@
 """The text format, read back by Prometheus' own parser."""
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pdserve.telemetry.exposition import Histogram, family, histogram_family
 from pdserve.telemetry.process_metrics import ProcessMetrics
 from tests.telemetry.scrape import Scrape, problems
 
+PATIENT = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 labels = st.dictionaries(st.sampled_from(["node", "kind", "stage"]), st.text(max_size=20))
 
 
+@PATIENT
 @given(labels=labels, value=st.floats(allow_nan=False, allow_infinity=False))
 def test_any_label_and_value_is_read_back_as_it_was(labels: dict[str, str], value: float) -> None:
     (sample,) = Scrape("\n".join([*family("x", "gauge", "A text.", [(labels, value)]), ""])).samples
     assert (sample.name, sample.labels, sample.value) == ("pdserve:x", labels, value)
 
 
+@PATIENT
 @given(values=st.lists(st.floats(0, 1e6)), labels=labels)
 def test_a_histogram_counts_each_observation_up_to_each_bound(
     values: list[float], labels: dict[str, str]
