@@ -169,6 +169,7 @@ class RequestState:
                 finish_reason=FinishReason.STOP,
             )
             self.session.put(output)
+        self.put_timeline()
 
     def put_timeline(self) -> None:
         timeline = Timeline(

@@ -69,14 +69,19 @@ class FakeModel:
         *,
         prompt_len: int,
         end_token_ids: tuple[int, ...],
+        mask: bytes | None = None,
     ) -> int:
-        """The token at position ``history.length``; ends are masked until ``min_tokens``."""
+        """The token at position ``history.length``; ends are masked until ``min_tokens``.
+
+        With a ``mask``, a bit for each token, one of those that it allows.
+        """
         masked = end_token_ids if history.length - prompt_len < sampling.min_tokens else ()
         drawn = (history.digest, sampling.seed, choice, history.length)
         return next(
             token
             for salt in range(1 << 20)
             if (token := hash((*drawn, salt)) % self._vocab_size) not in masked
+            and (mask is None or mask[token >> 3] >> (token & 7) & 1)
         )
 
     def answer(

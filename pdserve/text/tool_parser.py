@@ -84,9 +84,8 @@ class ToolParser:
             if not self._scanner.has_begun:
                 self._say(self._region + self._scanner.raw)
         elif self._state is _State.BETWEEN:
-            rest = self._region + self._held
-            if not self.has_calls or rest.strip("".join(_SEPARATORS)):
-                self._say(rest)
+            if not self.has_calls or not self._is_mark_begun():
+                self._say(self._region + self._held)
         elif not self.has_calls or self._held.strip():
             self._say(self._held)
         self._held = self._region = ""
@@ -151,6 +150,11 @@ class ToolParser:
                 return True
         self._close()
         return True
+
+    def _is_mark_begun(self) -> bool:
+        """What is held is nothing, or the beginning of what stands around calls."""
+        marks = (self._format.closer or "", self._format.opener)
+        return any(mark.startswith(self._held) for mark in marks)
 
     def _close(self) -> None:
         """The region is over; without a call in it, it was text."""

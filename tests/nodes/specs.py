@@ -1,6 +1,7 @@
 """What nodes are told at start, and requests with known answers, for tests of whole nodes."""
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from pdserve.core.config import DecodeConfig, KvTransferConfig, PrefillConfig
 from pdserve.core.model_spec import ModelSpec, RopeSpec
@@ -45,6 +46,7 @@ def make_spec(
     dtype: str = "float32",
     model: ModelSpec = MODEL,
     port_range: tuple[int, int] | None = None,
+    model_dir: Path | None = None,
 ) -> NodeSpec:
     """``start`` counts the incarnations of a name."""
     return NodeSpec(
@@ -58,6 +60,7 @@ def make_spec(
         kv_dtype=dtype,
         block_size=block_size,
         max_model_len=None,
+        model_dir=model_dir,
         pool=pool,
         kv_transfer=KvTransferConfig(),
         transport="grpc",

@@ -147,7 +147,7 @@ async def test_a_wrong_completion_field_is_named(
         ),
         (
             {"messages": [{"role": "assistant", "content": "", "tool_calls": [{"id": "1"}]}]},
-            "messages[0].tool_calls",
+            "messages[0].tool_calls[0]",
         ),
         ({"top_logprobs": 500, "logprobs": True}, "top_logprobs"),
         ({"top_logprobs": 5}, "top_logprobs"),

@@ -4,11 +4,14 @@ import json
 from collections.abc import AsyncIterator
 from typing import Any
 
+import grpc
 import pytest
 import pytest_asyncio
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
 from pdserve.core.request import GrammarKind
+from pdserve.rpc.v1 import inference_pb2 as pb
+from pdserve.rpc.v1 import inference_pb2_grpc
 from pdserve.text.tokenizer import Tokenizer
 from tests.router.conftest import World, WorldMaker
 
@@ -187,3 +190,76 @@ async def test_a_schema_goes_with_the_request(client: AsyncOpenAI, world: World)
     (request,) = world.decode[0].submitted
     assert request.grammar is not None
     assert json.loads(request.grammar.text) == schema
+
+
+async def test_over_grpc_calls_come_beside_the_text(world: World, say: Any) -> None:
+    say(f"I look it up.\n{CALL}")
+    function = WEATHER["function"]
+    chat = pb.ChatMessages(
+        messages=[pb.ChatMessage(role="user", content="The weather in Paris?")],
+        tools=[pb.Tool(name="get_weather", parameters=json.dumps(function["parameters"]))],
+        tool_choice="get_weather",
+    )
+    async with grpc.aio.insecure_channel(world.router.grpc_address) as channel:
+        stub: Any = inference_pb2_grpc.InferenceStub(channel)
+        messages = [each async for each in stub.Generate(pb.GenerateRequest(chat=chat))]
+    assert "".join(each.text for each in messages) == "I look it up."
+    calls = [call for each in messages for call in each.tool_calls]
+    assert calls[0].id.startswith("call_")
+    assert [call.name for call in calls if call.name] == ["get_weather"]
+    assert json.loads("".join(call.arguments for call in calls)) == {"city": "Paris"}
+    assert [each.finish_reason for each in messages if each.finish_reason] == ["tool_calls"]
+    (request,) = world.decode[0].submitted
+    assert request.grammar is not None
+
+
+@pytest.mark.parametrize(
+    ("sampling", "kind"),
+    [
+        (pb.SamplingParams(json_schema='{"type": "null"}'), GrammarKind.JSON_SCHEMA),
+        (pb.SamplingParams(json_object=True), GrammarKind.JSON_SCHEMA),
+        (pb.SamplingParams(regex="a+"), GrammarKind.REGEX),
+        (pb.SamplingParams(grammar='root ::= "a"'), GrammarKind.EBNF),
+        (pb.SamplingParams(choice=["a", "b"]), GrammarKind.LARK),
+    ],
+)
+async def test_over_grpc_a_grammar_goes_with_the_request(
+    world: World, sampling: pb.SamplingParams, kind: GrammarKind
+) -> None:
+    async with grpc.aio.insecure_channel(world.router.grpc_address) as channel:
+        stub: Any = inference_pb2_grpc.InferenceStub(channel)
+        request = pb.GenerateRequest(text="Hello", sampling=sampling)
+        assert [each async for each in stub.Generate(request)]
+    (submitted,) = world.decode[0].submitted
+    assert submitted.grammar is not None
+    assert submitted.grammar.kind is kind
+
+
+@pytest.mark.parametrize(
+    ("request_", "field"),
+    [
+        (pb.GenerateRequest(text="a", sampling=pb.SamplingParams(regex="(")), "regex"),
+        (
+            pb.GenerateRequest(text="a", sampling=pb.SamplingParams(regex="a", choice=["b"])),
+            "choice",
+        ),
+        (pb.GenerateRequest(text="a", sampling=pb.SamplingParams(json_schema="[")), "json_schema"),
+        (
+            pb.GenerateRequest(
+                chat=pb.ChatMessages(
+                    messages=[pb.ChatMessage(role="user", content="a")],
+                    tools=[pb.Tool(name="f", parameters="[]")],
+                )
+            ),
+            r"tools\[0\].parameters",
+        ),
+    ],
+)
+async def test_over_grpc_what_is_wrong_is_named(
+    world: World, request_: pb.GenerateRequest, field: str
+) -> None:
+    async with grpc.aio.insecure_channel(world.router.grpc_address) as channel:
+        stub: Any = inference_pb2_grpc.InferenceStub(channel)
+        with pytest.raises(grpc.aio.AioRpcError, match=f"{field}: ") as raised:
+            assert [each async for each in stub.Generate(request_)]
+    assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT

@@ -68,6 +68,7 @@ CASES: list[tuple[str, str, Read]] = [
     ("hermes", '<tool_call>{"na', ('<tool_call>{"na', [])),
     ("hermes", "a <tool_ca", ("a <tool_ca", [])),
     ("hermes", "a < b \n", ("a < b \n", [])),
+    ("hermes", f"<tool_call>\n{F}\n</tool_ca", ("", [CALL_F])),
     ("hermes", F, (F, [])),
     ("llama3_json", '{"name": "f", "parameters": {"x": 1}}', ("", [CALL_F])),
     ("llama3_json", '<|python_tag|>{"name": "f", "parameters": {"x": 1}}', ("", [CALL_F])),
