@@ -7,7 +7,8 @@
                    closed                         closed                     closed
 
 By itself uvicorn holds a connection that never sends its head, or a byte of it at a time, as long
-as the client likes (measured). Sizes of bodies are ``http_bodies.py``'s business.
+as the client likes (measured), and logs a line for each call that it does not understand. Sizes of
+bodies are ``http_bodies.py``'s business.
 """
 
 import asyncio
@@ -16,6 +17,7 @@ from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from pdserve.core.config import LimitsConfig
@@ -56,10 +58,16 @@ class GuardedProtocol(HttpToolsProtocol):
             self._num_head_bytes += len(data)
             if self._timer is None:
                 self._watch_head()
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            pass  # it is answered as if it had not asked for another protocol
+        except httptools.HttpParserError:
+            self._refuse_head()
         if self._in_head and self._num_head_bytes > self._limits.max_header_bytes:
             self._is_head_too_large = True
-            self.send_400_response("")
+            self._refuse_head()
 
     # ---- what the parser finds --------------------------------------------------------------
 
@@ -93,8 +101,9 @@ class GuardedProtocol(HttpToolsProtocol):
         if unread and not self.transport.is_closing():
             self._watch(LINGER_S, self.transport.close)
 
-    def send_400_response(self, msg: str) -> None:
-        """Of uvicorn, for what the parser refuses."""
+    # ---- bounds -----------------------------------------------------------------------------
+
+    def _refuse_head(self) -> None:
         if self._is_head_too_large:
             limits = self._limits
             self._refuse(
@@ -105,14 +114,12 @@ class GuardedProtocol(HttpToolsProtocol):
         else:
             self._refuse(BAD_REQUEST, "this is no HTTP request")
 
-    # ---- bounds -----------------------------------------------------------------------------
-
     def _grow_head(self, num_bytes: int) -> None:
         self._head_size += num_bytes
         too_many = len(self.headers) > self._limits.max_headers
         if too_many or self._head_size > self._limits.max_header_bytes:
             self._is_head_too_large = True
-            raise ValueError("the head is too large")  # the parser stops, and uvicorn refuses
+            raise ValueError("the head is too large")  # the parser stops, and says so
 
     def _watch_head(self) -> None:
         self._watch(self._limits.header_timeout_s, self._on_late_head)

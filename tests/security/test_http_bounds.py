@@ -100,10 +100,23 @@ async def test_a_large_body_is_refused_by_its_announcement_and_by_its_size(bound
     assert sent.json()["error"]["message"].endswith("the body is larger than 10000 bytes")
 
 
-async def test_what_is_no_http_is_told_so_and_nothing_of_it_is_repeated(bounded: World) -> None:
+async def test_what_is_no_http_is_told_so_and_nothing_of_it_is_repeated_or_logged(
+    bounded: World, caplog: pytest.LogCaptureFixture
+) -> None:
     heard = await hear(bounded, b"sk-secret \x00\x01 what\r\n\r\n")
     assert (heard.status, heard.message) == (400, "this is no HTTP request")
     assert b"secret" not in heard.raw
+    assert not [line for line in caplog.messages if "Invalid" in line or "secret" in line]
+
+
+@pytest.mark.parametrize("protocol", [b"websocket", b"h2c", b"x" * 1000])
+async def test_a_wish_for_another_protocol_is_passed_over(
+    bounded: World, protocol: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    wish = b"Connection: Upgrade, close\r\nUpgrade: " + protocol + b"\r\n\r\n"
+    heard = await hear(bounded, b"GET /health HTTP/1.1\r\nHost: x\r\n" + wish)
+    assert heard.status == 200
+    assert not [line for line in caplog.messages if "pgrade" in line]
 
 
 async def test_more_connections_than_allowed_are_closed_and_the_others_live(
