@@ -23,6 +23,7 @@ SUFFIX = ".safetensors"
 PICKLED = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 WHY_NO_OTHERS = "other formats may run code when they are loaded"
 NUM_SHOWN = 5
+WEIGHTS_SUFFIX = ".safetensors"
 SAMPLE_BYTES = 256  # from the middle of a tensor
 MAX_SAMPLES = 1024  # of a file
 LENGTH_BYTES = 8  # a safetensors file begins with its header's length
@@ -73,7 +74,7 @@ def weight_names(directory: Path) -> tuple[str, ...]:
     """
     index = directory / INDEX_FILE
     if not index.exists():
-        return tuple(sorted(path.name for path in directory.glob("*.safetensors")))
+        return tuple(sorted(path.name for path in directory.glob(f"*{WEIGHTS_SUFFIX}")))
     return names_of_index(index)
 
 
@@ -85,8 +86,8 @@ def names_of_index(index: Path) -> tuple[str, ...]:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelFilesError(f"{index}: not an index of safetensors files: {error!r}") from error
     for name in names:
-        if Path(name).name != name:
-            raise ModelFilesError(f"{index}: {name!r} is no name of a file beside it")
+        if Path(name).name != name or not name.endswith(WEIGHTS_SUFFIX):
+            raise ModelFilesError(f"{index}: {name!r} is no name of a safetensors file beside it")
         if not name.endswith(SUFFIX):
             raise ModelFilesError(f"{index}: {name!r} is no safetensors file; {WHY_NO_OTHERS}")
     return names

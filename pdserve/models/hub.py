@@ -22,7 +22,7 @@ from huggingface_hub.errors import (  # type: ignore[attr-defined]  # HTTPError:
 from huggingface_hub.utils.tqdm import disable_progress_bars
 
 from pdserve.core.errors import ModelFilesError, ModelNotFoundError
-from pdserve.models.hub_repo import HubFile, HubModel, HubRepo
+from pdserve.models.hub_repo import HubFile, HubModel, HubRepo, is_commit
 
 LOOK_UP_TIMEOUT_S = 30.0
 
@@ -48,8 +48,11 @@ class HuggingFaceHub:
                 files_metadata=True,
                 timeout=LOOK_UP_TIMEOUT_S,
             )
-        if info.sha is None:
-            raise ModelFilesError(f"{model}: {self._api.endpoint} does not say which commit it is")
+        commit = info.sha or ""
+        if not is_commit(commit):
+            raise ModelFilesError(
+                f"{model}: {self._api.endpoint} says that it is at commit {commit!r}, which is none"
+            )
         files = tuple(
             HubFile(
                 name=file.rfilename,
@@ -59,7 +62,7 @@ class HuggingFaceHub:
             for file in info.siblings or []
             if file.size is not None
         )
-        return HubRepo(commit=info.sha, files=files)
+        return HubRepo(commit=commit, files=files)
 
     def download(self, model: HubModel, commit: str, name: str, folder: str) -> None:
         with self._named_errors(model):

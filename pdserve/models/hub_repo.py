@@ -37,7 +37,7 @@ class HubModel:
     @property
     def is_pinned(self) -> bool:
         """Whether the revision is a commit, which never becomes another."""
-        return _COMMIT.fullmatch(self.revision) is not None
+        return is_commit(self.revision)
 
     def __str__(self) -> str:
         return f"{PREFIX}{self.repo_id}@{self.revision}"
@@ -73,6 +73,11 @@ class Hub(Protocol):
 
     def download(self, model: HubModel, commit: str, name: str, folder: str) -> None:
         """Bring one file into ``folder``, whole or not at all."""
+
+
+def is_commit(revision: str) -> bool:
+    """Whether it is a commit's whole name, and with that fit for a folder's."""
+    return _COMMIT.fullmatch(revision) is not None
 
 
 def hub_model(source: str, revision: str | None) -> HubModel | None:

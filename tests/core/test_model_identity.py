@@ -146,8 +146,10 @@ def test_a_directory_without_weights_is_refused_by_what_it_lacks(tmp_path: Path)
         ("[", "not an index"),
         ("[]", "not an index"),
         ('{"weight_map": 3}', "not an index"),
-        ('{"weight_map": {"t": "../../etc/passwd"}}', "no name of a file beside it"),
-        ('{"weight_map": {"t": "/etc/passwd"}}', "no name of a file beside it"),
+        ('{"weight_map": {"t": "../x.safetensors"}}', "no name of a safetensors file beside it"),
+        ('{"weight_map": {"t": "/x.safetensors"}}', "no name of a safetensors file beside it"),
+        ('{"weight_map": {"t": ".."}}', "no name of a safetensors file beside it"),
+        ('{"weight_map": {"t": "model.bin"}}', "no name of a safetensors file beside it"),
     ],
 )
 def test_a_bad_index_is_named(index: str, says: str, tmp_path: Path) -> None:

@@ -215,7 +215,13 @@ def test_other_bytes_than_the_hub_says_are_refused_by_file_and_hash_and_removed(
         (SMALL | {"model.safetensors.index.json": b"[]"}, "not an index"),
         (
             SMALL | {"model.safetensors.index.json": b'{"weight_map": {"t": "../../x"}}'},
-            "no name of a file beside it",
+            "no name of a safetensors file beside it",
+        ),
+        (
+            SMALL
+            | {"model.safetensors.index.json": b'{"weight_map": {"t": "model.bin"}}'}
+            | {"model.bin": b"a pickle"},
+            "no name of a safetensors file beside it",
         ),
     ],
 )
@@ -226,6 +232,17 @@ def test_a_repository_that_lacks_something_is_refused_by_what_it_lacks(
     with pytest.raises(ModelFilesError, match=says):
         fetcher.fetch()
     assert whole_models(fetcher.root) == []
+
+
+def test_a_commit_that_is_none_is_refused_and_never_becomes_a_path(
+    hub: FakeHub, fetcher: Fetcher
+) -> None:
+    hub.publish(REPO, WHOLE)
+    hub.files[REPO]["../../../x"] = WHOLE
+    hub.branches[REPO]["main"] = "../../../x"
+    with pytest.raises(ModelFilesError, match=r"says that it is at commit '\.\./\.\./\.\./x'"):
+        fetcher.fetch()
+    assert not (fetcher.root.parent / "x").exists()
 
 
 def test_an_unknown_model_is_refused_by_name(hub: FakeHub, fetcher: Fetcher) -> None:
