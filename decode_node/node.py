@@ -15,6 +15,7 @@ from decode_node.intake import make_sequence, read_first_tokens
 from decode_node.legs import Arrived, Failed, Leg, LegNews, Legs, PrefillLink
 from decode_node.observer import Observer
 from decode_node.prefill_breakers import PrefillBreakers
+from decode_node.report import report
 from decode_node.requests import RequestState, RouterSession
 from decode_node.scheduler import DecodeLimits, DecodeScheduler
 from decode_node.timing import Timing
@@ -218,31 +219,15 @@ class DecodeNode:
 
     def status(self, ranks: list[session_pb2.RankInfo]) -> session_pb2.NodeStatus:
         """The node's load as routers see it."""
-        ledger = self.scheduler.ledger
-        return session_pb2.NodeStatus(
-            node=self.spec.name,
-            role=self.spec.role,
-            ready=self.readiness.problem is None,
-            reason=self.readiness.problem or "",
-            total_blocks=ledger.pool.num_blocks,
-            free_blocks=ledger.pool.num_free,
-            block_size=ledger.block_size,
-            running=self.scheduler.num_running,
-            waiting=self.scheduler.num_waiting,
-            waiting_for_blocks=self.scheduler.num_waiting_for_blocks,
-            queued_prefill_tokens=self.scheduler.num_queued_tokens,
-            num_preemptions=self.scheduler.num_preemptions,
-            kv_bytes_moved=self.legs.kv_bytes_moved,
-            draining_blocks=ledger.num_draining_blocks,
-            prefix_cache_queries=ledger.num_queried_tokens,
-            prefix_cache_hits=ledger.num_hit_tokens,
-            ranks=ranks,
-            connected_prefill_nodes=[n for n in self.legs.connected if self._link_that_works(n)],
-            troubles=map(convert.trouble_to_proto, self._breakers.troubles(self._clock.now_s())),
-            costs=convert.costs_to_proto(self._meter.costs()),
-            context_tokens=self.scheduler.num_context_tokens,
-            prefill_chunk=self._limits.local_chunk,
-        )
+        status = report(self.spec, self.scheduler, self.legs, self.readiness.problem)
+        status.ranks.extend(ranks)
+        working = filter(self._link_that_works, self.legs.connected)
+        status.connected_prefill_nodes.extend(working)
+        troubles = self._breakers.troubles(self._clock.now_s())
+        status.troubles.extend(map(convert.trouble_to_proto, troubles))
+        status.costs.CopyFrom(convert.costs_to_proto(self._meter.costs()))
+        status.prefill_chunk = self._limits.local_chunk
+        return status
 
     def metrics(self) -> str:
         """The node's own numbers, as Prometheus reads them."""

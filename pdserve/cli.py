@@ -41,6 +41,9 @@ COMMANDS = {
     "bench serve": Command("pdserve.bench.serve", "latency and goodput of a running server"),
     "bench overload": Command("pdserve.bench.overload", "capacity of a running server, and beyond"),
     "bench compare": Command("pdserve.bench.compare", "several settings of a cluster side by side"),
+    "bench structured": Command(
+        "pdserve.bench.structured.command", "answers by JSON schema, and what a grammar costs"
+    ),
     "bench soak": Command("pdserve.bench.soak.command", "mixed load while processes are killed"),
     "keys add": Command("pdserve.security.keys_command", "make an API key for a tenant"),
     "certs": Command("pdserve.security.certs_command", "make certificates for development"),

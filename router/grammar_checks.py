@@ -62,7 +62,7 @@ class GrammarChecks:
         if self._process is not None:
             self._process.kill()
         if self._thread is not None:
-            self._thread.shutdown()
+            self._thread.shutdown(cancel_futures=True)
         self._end()
 
     async def _ask(self, grammar: Grammar) -> str | None:

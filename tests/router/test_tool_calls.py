@@ -17,7 +17,7 @@ from tests.router.conftest import World, WorldMaker
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-WEATHER: dict[str, Any] = {
+WEATHER: Any = {
     "type": "function",
     "function": {
         "name": "get_weather",
@@ -179,13 +179,12 @@ async def test_the_history_may_hold_calls_and_their_results(
 
 async def test_a_schema_goes_with_the_request(client: AsyncOpenAI, world: World) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    named = {"name": "s", "schema": schema, "strict": True}
+    wanted: Any = {"type": "json_schema", "json_schema": named}
     await client.chat.completions.create(
         model="tiny",
         messages=ASK,
-        response_format={
-            "type": "json_schema",
-            "json_schema": {"name": "s", "schema": schema, "strict": True},
-        },
+        response_format=wanted,
     )
     (request,) = world.decode[0].submitted
     assert request.grammar is not None
