@@ -1,6 +1,7 @@
 """Nodes that change their role while requests run, with the ranks that they have."""
 
 import asyncio
+from dataclasses import replace
 
 from decode_node.server import RunningDecodeNode
 from pdserve.core.config import DecodeConfig, PrefillConfig
@@ -108,6 +109,22 @@ async def test_nothing_of_a_prefix_is_found_in_the_role_after():
             other.submit(alike)
             await other.until_over(alike)
             assert alike.timelines[-1].cached_tokens == 0
+
+
+async def test_a_node_that_measures_itself_while_idle_switches_in_the_midst_of_it():
+    async with Site(longest_s=0.02) as site:
+        await site.start_prefill("p0", replace(PREFILL, remeasure_idle_s=0.01))
+        async with asyncio.timeout(PATIENCE_S):
+            while not any(site.ranks["p0"].blocks_in_use()):
+                await site.post.pause(0.05)
+        await site.switch("p0", DECODE)
+        async with swapped(site, "p0") as other:
+            requests = [ask(site.model, i, prompt_len=50, max_tokens=9) for i in range(4)]
+            for asked in requests:
+                other.submit(asked)
+            await other.until_over(*requests)
+            assert [asked.failure for asked in requests] == [None] * 4
+            await site.until_free()
 
 
 async def test_a_node_changes_its_role_again_and_again_beside_one_that_does_not():
