@@ -70,11 +70,16 @@ class RayHosts:
 
 @contextmanager
 def two_hosts(
-    *, head_cpus: int, other_cpus: int, other_sees: Mapping[Path, Path] = NOTHING_ELSE
+    *,
+    head_cpus: int,
+    other_cpus: int,
+    other_sees: Mapping[Path, Path] = NOTHING_ELSE,
+    other_offers: str = "{}",
 ) -> Iterator[RayHosts]:
     """Both hosts, with a Ray of so many logical CPUs in each, inside the block.
 
-    ``other_sees``: directories, and what the other host has there instead.
+    ``other_sees``: directories, and what the other host has there instead; ``other_offers``: its
+    custom resources, as Ray wants them.
     """
     with ExitStack() as undo:
         folder = Path(undo.enter_context(tempfile.TemporaryDirectory(prefix="pdh-")))
@@ -106,6 +111,7 @@ def two_hosts(
                 f"--address={hosts.ray_address}",
                 f"--node-ip-address={other.address}",
                 f"--num-cpus={other_cpus}",
+                f"--resources={other_offers}",
                 *sizes,
             ),
             env,
