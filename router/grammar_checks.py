@@ -46,15 +46,21 @@ class GrammarChecks:
 
         Raises OverloadedError while very many wait for this.
         """
-        size, most = len(grammar.text.encode(errors="replace")), self._limits.max_grammar_bytes
-        if size > most:
-            raise InvalidRequestError(
-                grammar.field, f"got {size} bytes, at most {most} are allowed"
-            )
+        self._check_text(grammar)
         key = (grammar.kind, grammar.text)
         if key not in self._known:
             self._keep(key, await self._ask(grammar))
         if (problem := self._known[key]) is not None:
+            raise InvalidRequestError(grammar.field, problem)
+
+    def _check_text(self, grammar: Grammar) -> None:
+        try:
+            size, most = len(grammar.text.encode()), self._limits.max_grammar_bytes
+        except UnicodeEncodeError as error:
+            problem = f"not valid Unicode: {error.reason}"
+            raise InvalidRequestError(grammar.field, problem) from None
+        if size > most:
+            problem = f"got {size} bytes, at most {most} are allowed"
             raise InvalidRequestError(grammar.field, problem)
 
     def close(self) -> None:

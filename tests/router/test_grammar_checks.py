@@ -80,6 +80,8 @@ async def test_what_can_be_followed_is_let_through(checks, kind, text):
         ("ebnf", "start: nobody", "nobody"),
         ("lark", "start: start", "no text can match"),
         ("regex", "a" * 10_001, "10001 bytes"),
+        ("regex", "\ud800", "Unicode"),
+        ("json_schema", '{"const": "\\ud800"}', "hex escape"),
         (
             "json_schema",
             '{"items":' * 400 + "{}" + "}" * 400,

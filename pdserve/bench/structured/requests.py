@@ -77,6 +77,45 @@ async def first_tokens(url: str, model: str, *, rounds: int, seed: int) -> First
     return FirstTokens(plain_s=plain_s, new_grammar_s=new_s, known_grammar_s=known_s)
 
 
+async def read_answer(response: httpx.Response, schema: Schema | None, *, began_s: float) -> Answer:
+    """What a streamed answer says; it is judged where there is a ``schema``."""
+    ttft_s, pieces, reason, num_tokens = 0.0, list[str](), None, 0
+    if response.status_code != httpx.codes.OK:
+        refusal = (await response.aread()).decode(errors="replace")
+        return Answer(text="", problem=refusal, ttft_s=0.0, num_tokens=0)
+    async for line in response.aiter_lines():
+        if not line.startswith("data: {"):
+            continue
+        event = json.loads(line.removeprefix("data: "))
+        if "error" in event:
+            return Answer(text="", problem=str(event["error"]), ttft_s=0.0, num_tokens=0)
+        for choice in event["choices"]:
+            text = choice["delta"].get("content") or ""
+            if text and not any(pieces):
+                ttft_s = time.perf_counter() - began_s
+            pieces.append(text)
+            reason = choice["finish_reason"] or reason
+        num_tokens = (event.get("usage") or {}).get("completion_tokens", num_tokens)
+    whole = "".join(pieces)
+    problem = None if schema is None else judge(whole, reason, schema)
+    return Answer(text=whole, problem=problem, ttft_s=ttft_s, num_tokens=num_tokens)
+
+
+def judge(text: str, reason: str | None, schema: Schema) -> str | None:
+    """Why the answer is not what was asked for, None where it is."""
+    if reason != "stop":
+        return f"finish_reason {reason}"
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        return f"no JSON: {error}"
+    checker = Draft202012Validator.FORMAT_CHECKER
+    errors: Sequence[Any] = list(
+        Draft202012Validator(schema, format_checker=checker).iter_errors(value)
+    )
+    return str(errors[0].message) if errors else None
+
+
 def _client(url: str) -> httpx.AsyncClient:
     return httpx.AsyncClient(base_url=url, headers=headers(), timeout=TIMEOUT_S, trust_env=False)
 
@@ -98,38 +137,6 @@ def _body(model: str, schema: Schema) -> dict[str, Any]:
 
 async def _ask(client: httpx.AsyncClient, body: Mapping[str, Any], schema: Schema) -> Answer:
     began_s = time.perf_counter()
-    ttft_s, pieces, reason, num_tokens = 0.0, list[str](), None, 0
+    asked_for = schema if "response_format" in body else None
     async with client.stream("POST", "/v1/chat/completions", json=body) as response:
-        if response.status_code != httpx.codes.OK:
-            refusal = (await response.aread()).decode(errors="replace")
-            return Answer(text="", problem=refusal, ttft_s=0.0, num_tokens=0)
-        async for line in response.aiter_lines():
-            if not line.startswith("data: {"):
-                continue
-            event = json.loads(line.removeprefix("data: "))
-            if "error" in event:
-                return Answer(text="", problem=str(event["error"]), ttft_s=0.0, num_tokens=0)
-            for choice in event["choices"]:
-                text = choice["delta"].get("content") or ""
-                if text and not pieces:
-                    ttft_s = time.perf_counter() - began_s
-                pieces.append(text)
-                reason = choice["finish_reason"] or reason
-            num_tokens = (event.get("usage") or {}).get("completion_tokens", num_tokens)
-    text = "".join(pieces)
-    problem = _problem(text, reason, schema) if "response_format" in body else None
-    return Answer(text=text, problem=problem, ttft_s=ttft_s, num_tokens=num_tokens)
-
-
-def _problem(text: str, reason: str | None, schema: Schema) -> str | None:
-    if reason != "stop":
-        return f"finish_reason {reason}"
-    try:
-        value = json.loads(text)
-    except ValueError as error:
-        return f"no JSON: {error}"
-    checker = Draft202012Validator.FORMAT_CHECKER
-    errors: Sequence[Any] = list(
-        Draft202012Validator(schema, format_checker=checker).iter_errors(value)
-    )
-    return str(errors[0].message) if errors else None
+        return await read_answer(response, asked_for, began_s=began_s)
