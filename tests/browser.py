@@ -48,7 +48,8 @@ class Page:
         message = {"id": number, "method": method, "params": params}
         await self._connection.send(json.dumps(message))
         async with asyncio.timeout(CALL_TIMEOUT_S):
-            return await answer
+            found: dict[str, Any] = await answer
+        return found
 
     async def open(self, url: str, *, width: int, height: int, dark: bool = False) -> None:
         for domain in ("Page", "Runtime", "Log", "Network"):

@@ -26,7 +26,8 @@ export function duration(seconds) {
   if (seconds === null || seconds === undefined) return "–";
   if (seconds < 0.0995) return `${(seconds * 1000).toFixed(1)} ms`;
   if (seconds < 1) return `${Math.round(seconds * 1000)} ms`;
-  return seconds < 60 ? `${seconds.toFixed(2)} s` : `${Math.floor(seconds / 60)} min ${Math.round(seconds % 60)} s`;
+  if (seconds < 99.5) return `${seconds.toFixed(seconds < 10 ? 2 : 1)} s`;
+  return `${(seconds / 60).toFixed(1)} min`;
 }
 
 const WINDOW = 10; // samples over which a rate is taken
@@ -40,11 +41,11 @@ export function showFigures(at, data, samples, requests) {
   const ends = rates(samples, 3);
   at.replaceChildren(
     figure("Requests in work", count(data.requests), "", samples.map((sample) => sample[1])),
-    figure("Waiting at the router", count(total(data.queues)), "", samples.map((sample) => sample[2])),
+    figure("Waiting here", count(total(data.queues)), "", samples.map((sample) => sample[2])),
     figure("Output tokens", rate(outputs.at(-1)), "/s", outputs),
     figure("Prompt tokens", rate(prompts.at(-1)), "/s", prompts),
     figure("Requests ended", rate(ends.at(-1)), "/s", ends),
-    figure("First token, median", ...split(duration(quantile(ttfts, 0.5))), ttfts, quantile(ttfts, 0.95)),
+    figure("TTFT p50", ...split(duration(quantile(ttfts, 0.5))), ttfts, quantile(ttfts, 0.95)),
   );
 }
 
@@ -74,8 +75,9 @@ function figure(name, value, unit, line, p95 = null) {
   const made = element("div", "card figure");
   const shown = element("p", "value", value);
   if (unit) shown.append(" ", element("span", "unit", unit));
-  if (p95 !== null) shown.append(element("span", "unit p95", `p95 ${duration(p95)}`));
-  made.append(element("p", "muted", name), shown, sparkline(line));
+  const label = element("p", "muted label", name);
+  if (p95 !== null) label.append(element("span", "p95", `p95 ${duration(p95)}`));
+  made.append(label, shown, sparkline(line));
   return made;
 }
 

@@ -60,11 +60,11 @@ function factsOf(node, headroom) {
     ["KV in use", `${share} %`],
     ["running", count(node.running)],
     ["waiting", count(node.waiting)],
-    ["tokens queued", count(node.queued_prefill_tokens)],
+    ["queued tok", count(node.queued_prefill_tokens)],
     ["KV moved", bytes(node.kv_bytes_moved)],
     ["prefix hits", node.prefix_cache_queries ? `${Math.round((100 * node.prefix_cache_hits) / node.prefix_cache_queries)} %` : "–"],
   ];
-  if (headroom !== undefined) facts.push(["head-room", `${count(headroom * node.block_size)} tok`]);
+  if (headroom !== undefined) facts.push(["room, tok", count(headroom * node.block_size)]);
   if (node.num_preemptions) facts.push(["preemptions", count(node.num_preemptions)]);
   if (node.ranks.length > 1) facts.push(["ranks", count(node.ranks.length)]);
   return facts;

@@ -95,7 +95,7 @@ function drawWaterfall(at, request, longest, isWhole) {
 function routeOf(request) {
   if (request.error) return element("span", "route failed", request.error.replace(/_error$/, "").replaceAll("_", " "));
   const made = element("span", "route");
-  made.append(element("i", `dot ${request.route ?? ""}`), request.route ?? "unknown");
+  made.append(element("i", `dot ${request.route ?? ""}`), request.route ?? "aborted"); // its client left
   return made;
 }
 
