@@ -95,13 +95,13 @@ def file_comments(text: str) -> dict[str, str]:
 def _sections(cls: type, where: str, comments: dict[str, str]) -> Iterator[Section]:
     hints, beside = typing.get_type_hints(cls), source_comments(cls)
     keys: list[Key] = []
-    below = []
+    below: list[tuple[type, str]] = []
     for field in dataclasses.fields(cls):
         path = f"{where}.{field.name}" if where else field.name
         hint = hints[field.name]
         meaning = comments.get(path) or beside.get(field.name, "")
         inner = _inner_class(hint)
-        if dataclasses.is_dataclass(hint):
+        if isinstance(hint, type) and dataclasses.is_dataclass(hint):
             below.append((hint, path))
             continue
         if inner is not None:
