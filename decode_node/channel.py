@@ -58,6 +58,10 @@ class StreamLink:
     def close(self) -> None:
         self._outbox.close()
 
+    def check(self) -> None:
+        """Raises NodeLostError if the prefill node does not read what it is told."""
+        self._outbox.check(self.node)
+
 
 class PrefillChannel:
     """Keeps one pair connected until ``run`` is cancelled."""
@@ -131,6 +135,7 @@ class PrefillChannel:
         reason = "the session ended"
         try:
             async for message in messages:
+                link.check()
                 connected |= self._on_message(link, message)
         except NodeLostError as error:
             reason = str(error)

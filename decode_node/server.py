@@ -21,7 +21,7 @@ from pdserve.rank.ranks import Ranks
 from pdserve.rank.running_node import STATUS_PERIOD_S, RunningNode, make_welcome, start_server
 from pdserve.rank.step_meter import StepMeter
 from pdserve.rpc.network import GrpcNetwork, Network
-from pdserve.rpc.session import DEFAULT_SILENCE_S, Outbox, listen
+from pdserve.rpc.session import DEFAULT_SILENCE_S, MAX_OUTPUT_BYTES, Outbox, listen
 from pdserve.rpc.v1 import session_pb2, session_pb2_grpc
 from pdserve.telemetry.traces import Tracer
 
@@ -136,15 +136,22 @@ class _Servicer(session_pb2_grpc.DecodeNodeServicer):
                 reason = str(error) or "no hello came"
                 logger.warning("router at %s refused: %s", context.peer(), reason)
                 await context.abort(grpc.StatusCode.FAILED_PRECONDITION, reason)
-            async with aclosing(self._run_session(messages)) as sending:
-                async for message in sending:
-                    yield message
+            try:
+                async with aclosing(self._run_session(messages)) as sending:
+                    async for message in sending:
+                        yield message
+            except NodeLostError as error:
+                logger.warning("router at %s left: %s", context.peer(), error)
+                await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
 
     async def _run_session(
         self, messages: AsyncIterator[session_pb2.RouterMessage]
     ) -> AsyncGenerator[session_pb2.DecodeMessage, None]:
-        """What a router that fits is told, until it ends the session or is lost."""
-        outbox: Outbox[session_pb2.DecodeMessage] = Outbox()
+        """What a router that fits is told, until it ends the session or is lost.
+
+        Raises NodeLostError where it did not read what it was told.
+        """
+        outbox: Outbox[session_pb2.DecodeMessage] = Outbox(max_bytes=MAX_OUTPUT_BYTES)
         session = RouterSession(outbox)
         welcome = make_welcome(self._node.spec, self._node.max_model_len, self._rank_infos)
         outbox.put(session_pb2.DecodeMessage(welcome=welcome))
@@ -156,6 +163,7 @@ class _Servicer(session_pb2_grpc.DecodeNodeServicer):
             async with aclosing(aiter(outbox)) as sending:
                 async for message in sending:
                     yield message
+            outbox.check("router")
             if reader.done():
                 await reader  # a fault of ours ends the stream with an error
         finally:
@@ -181,12 +189,14 @@ class _Servicer(session_pb2_grpc.DecodeNodeServicer):
         reason = "it ended the session"
         try:
             async for message in messages:
+                session.outbox.check("router")
                 self._on_message(session, message)
         except NodeLostError as error:
             reason = str(error)
         finally:
             logger.info("router disconnected: %s", reason)
             session.outbox.close()
+            self._node.close_session(session)  # now: what waits for it may never be read
 
     def _on_message(self, session: RouterSession, message: session_pb2.RouterMessage) -> None:
         match message.WhichOneof("message"):

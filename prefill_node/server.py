@@ -17,7 +17,7 @@ from pdserve.rank.running_node import STATUS_PERIOD_S, RunningNode, make_welcome
 from pdserve.rank.step_meter import StepMeter
 from pdserve.rpc import convert
 from pdserve.rpc.network import GrpcNetwork, Network
-from pdserve.rpc.session import DEFAULT_SILENCE_S, Outbox, listen
+from pdserve.rpc.session import DEFAULT_SILENCE_S, MAX_OUTPUT_BYTES, Outbox, listen
 from pdserve.rpc.v1 import session_pb2, session_pb2_grpc
 from pdserve.telemetry.traces import Tracer
 from prefill_node.node import PrefillNode
@@ -78,9 +78,13 @@ class _Servicer(session_pb2_grpc.PrefillNodeServicer):
                 reason = str(error) or "no hello came"
                 logger.warning("decode node at %s refused: %s", context.peer(), reason)
                 await context.abort(grpc.StatusCode.FAILED_PRECONDITION, reason)
-            async with aclosing(self._run_session(peer, messages)) as sending:
-                async for message in sending:
-                    yield message
+            try:
+                async with aclosing(self._run_session(peer, messages)) as sending:
+                    async for message in sending:
+                        yield message
+            except NodeLostError as error:
+                logger.warning("decode node at %s left: %s", context.peer(), error)
+                await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
 
     async def Watch(
         self,
@@ -92,7 +96,7 @@ class _Servicer(session_pb2_grpc.PrefillNodeServicer):
         except HandshakeError as error:
             logger.warning("router at %s refused: %s", context.peer(), error)
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
-        outbox: Outbox[session_pb2.WatchMessage] = Outbox()
+        outbox: Outbox[session_pb2.WatchMessage] = Outbox(max_bytes=MAX_OUTPUT_BYTES)
         welcome = make_welcome(self._node.spec, self._node.max_model_len, self._rank_infos)
         outbox.put(session_pb2.WatchMessage(welcome=welcome))
         outbox.put(session_pb2.WatchMessage(status=self._node.status(self._rank_infos)))
@@ -116,8 +120,11 @@ class _Servicer(session_pb2_grpc.PrefillNodeServicer):
     async def _run_session(
         self, peer: Peer, messages: AsyncIterator[session_pb2.PrefillRequest]
     ) -> AsyncGenerator[session_pb2.PrefillMessage, None]:
-        """What a decode node that fits is told, until it ends the session or is lost."""
-        outbox: Outbox[session_pb2.PrefillMessage] = Outbox()
+        """What a decode node that fits is told, until it ends the session or is lost.
+
+        Raises NodeLostError where it did not read what it was told.
+        """
+        outbox: Outbox[session_pb2.PrefillMessage] = Outbox(max_bytes=MAX_OUTPUT_BYTES)
         outbox.put(session_pb2.PrefillMessage(welcome=self._record))
         session = self._node.connect(peer, outbox)
         self._sessions.add(session)
@@ -126,6 +133,7 @@ class _Servicer(session_pb2_grpc.PrefillNodeServicer):
             async with aclosing(aiter(outbox)) as sending:
                 async for message in sending:
                     yield message
+            outbox.check("decode node")
             if reader.done():
                 await reader  # a fault of ours ends the stream with an error
         finally:
@@ -141,6 +149,7 @@ class _Servicer(session_pb2_grpc.PrefillNodeServicer):
         reason = "it ended the session"
         try:
             async for message in messages:
+                session.outbox.check("decode node")
                 self._on_message(session, message)
         except NodeLostError as error:
             reason = str(error)

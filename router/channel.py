@@ -220,6 +220,7 @@ class _NodeChannel:
             heard = listen(self._call(channel), peer=peer, silence_s=self._silence_s)
             async with aclosing(heard) as messages:
                 async for message in messages:
+                    self._outbox.check(address.name)
                     yield message
 
     def _call(self, channel: grpc.aio.Channel) -> AsyncIterator[_NodeMessage]:

@@ -1,17 +1,21 @@
 """Sessions over real gRPC: hello, status, silence, malformed messages, losses."""
 
 import asyncio
+import logging
 import time
+from collections.abc import AsyncIterable, AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import grpc
 import pytest
 
 from pdserve.rpc import convert
-from pdserve.rpc.session import PROTOCOL_VERSION, Outbox
+from pdserve.rpc.session import MAX_OUTPUT_BYTES, PROTOCOL_VERSION, Outbox
 from pdserve.rpc.v1 import session_pb2, session_pb2_grpc
-from tests.nodes.site import HELLO, RouterClient, Site
-from tests.nodes.specs import MODEL, ask
+from prefill_node.node import PrefillNode
+from tests.nodes.site import HEARTBEAT, HELLO, PATIENCE_S, RouterClient, Site
+from tests.nodes.specs import MODEL, Asked, ask
 from tests.prompts import VOCAB_SIZE
 
 WRONG_HELLOS = [
@@ -131,6 +135,64 @@ async def test_a_router_that_says_nothing_is_left_after_a_while():
         alive.submit(asked)
         await alive.until_over(asked)
         await silent.close()
+
+
+def huge_status() -> session_pb2.NodeStatus:
+    """More than gRPC takes in of a stream that nobody reads."""
+    return session_pb2.NodeStatus(reason="x" * (2 << 20))
+
+
+@asynccontextmanager
+async def deaf_router(
+    site: Site, asked: Asked, *, has_heartbeat: bool
+) -> AsyncIterator[AsyncIterable[session_pb2.DecodeMessage]]:
+    """A router that submits a request and reads nothing of its session, which it yields."""
+    outbox: Outbox[session_pb2.RouterMessage] = Outbox(HEARTBEAT if has_heartbeat else None)
+    outbox.put(session_pb2.RouterMessage(hello=HELLO))
+    outbox.put(session_pb2.RouterMessage(submit=convert.request_to_proto(asked.request)))
+    async with grpc.aio.insecure_channel(site.decode.address.address) as channel:
+        call = session_pb2_grpc.DecodeNodeStub(channel).Session(aiter(outbox))
+        async with asyncio.timeout(PATIENCE_S):
+            while not site.decode.node.num_requests:
+                await site.post.pause(0.01)
+        yield call
+        call.cancel()
+
+
+@pytest.mark.parametrize("between_s", [0.0, 0.002])  # before its stream is held up, and after
+async def test_a_router_that_does_not_read_is_left_by_name_with_all_that_it_owned(
+    caplog: pytest.LogCaptureFixture, between_s: float
+):
+    caplog.set_level(logging.INFO)
+    async with Site(longest_s=0.1) as site:
+        await site.start_decode()
+        asked = ask(site.model, 1, prompt_len=5, max_tokens=300)
+        async with deaf_router(site, asked, has_heartbeat=True) as call:
+            (session,) = site.decode.node._sessions
+            for _ in range(MAX_OUTPUT_BYTES // (2 << 20) + 9):
+                session.outbox.put(session_pb2.DecodeMessage(status=huge_status()))
+                await asyncio.sleep(between_s)
+            await site.until_free()
+            assert site.decode.node.num_requests == 0
+            assert "router: it does not read: " in caplog.text
+            with pytest.raises(grpc.aio.AioRpcError):
+                async for _ in call:
+                    pass
+        router = await site.start_router()
+        other = ask(site.model, 2, prompt_len=5, max_tokens=3)
+        router.submit(other)
+        await router.until_over(other)
+
+
+async def test_what_a_silent_router_owned_ends_although_it_reads_nothing():
+    async with Site(longest_s=0.1, silence_s=1.3) as site:
+        await site.start_decode()
+        asked = ask(site.model, 1, prompt_len=5, max_tokens=300)
+        async with deaf_router(site, asked, has_heartbeat=False):
+            (session,) = site.decode.node._sessions
+            session.outbox.put(session_pb2.DecodeMessage(status=huge_status()))
+            await site.until_free()
+            assert site.decode.node.num_requests == 0
 
 
 def changed(**fields) -> session_pb2.NodeRequest:
@@ -269,6 +331,31 @@ async def test_a_decode_node_that_says_nothing_is_left_after_a_while():
                 kinds = [message.WhichOneof("message") async for message in call]
         assert time.monotonic() - began_s > 0.3
         assert kinds[0] == "welcome"
+
+
+async def test_a_decode_node_that_does_not_read_is_left_with_all_that_it_asked_for():
+    async with Site(longest_s=0.1) as site:
+        address = await site.start_prefill("p0")
+        await site.start_decode()
+        outbox: Outbox[session_pb2.PrefillRequest] = Outbox(
+            session_pb2.PrefillRequest(heartbeat=session_pb2.Heartbeat())
+        )
+        outbox.put(session_pb2.PrefillRequest(hello=site.record("decode-0")))
+        node = site.nodes["p0"].node
+        assert isinstance(node, PrefillNode)
+        async with grpc.aio.insecure_channel(address.address) as channel:
+            call = session_pb2_grpc.PrefillNodeStub(channel).Session(aiter(outbox))
+            async with asyncio.timeout(PATIENCE_S):
+                while not node._sessions:
+                    await site.post.pause(0.01)
+                (session,) = node._sessions.values()
+                for _ in range(MAX_OUTPUT_BYTES // (2 << 20) + 9):
+                    session.outbox.put(session_pb2.PrefillMessage(status=huge_status()))
+                while node._sessions:
+                    await site.post.pause(0.01)
+                with pytest.raises(grpc.aio.AioRpcError):
+                    async for _ in call:
+                        pass
 
 
 class SilentPrefillNode(session_pb2_grpc.PrefillNodeServicer):

@@ -13,6 +13,13 @@ from pdserve.rpc.v1 import session_pb2, session_pb2_grpc
 SILENCE_S = 0.25
 
 
+class Word(str):
+    """A message that is easy to read."""
+
+    def ByteSize(self) -> int:
+        return len(self)
+
+
 async def collect(messages: AsyncIterator[str], into: list[str] | None = None) -> list[str]:
     """All messages; ``into`` has those before an error too."""
     heard = [] if into is None else into
@@ -25,63 +32,84 @@ async def collect(messages: AsyncIterator[str], into: list[str] | None = None) -
 
 
 async def test_messages_are_sent_in_the_order_in_which_they_were_put():
-    outbox: Outbox[str] = Outbox()
+    outbox: Outbox[Word] = Outbox()
     for message in ("a", "b", "c"):
-        outbox.put(message)
+        outbox.put(Word(message))
     outbox.close()
     assert await collect(aiter(outbox)) == ["a", "b", "c"]
 
 
 async def test_what_comes_while_somebody_waits_is_sent_at_once():
-    outbox: Outbox[str] = Outbox()
+    outbox: Outbox[Word] = Outbox()
     waiting = asyncio.create_task(anext(aiter(outbox)))
     await asyncio.sleep(0)
-    outbox.put("a")
+    outbox.put(Word("a"))
     assert await asyncio.wait_for(waiting, 5) == "a"
 
 
 async def test_a_closed_outbox_takes_nothing_more_and_can_be_closed_again():
-    outbox: Outbox[str] = Outbox()
-    outbox.put("a")
+    outbox: Outbox[Word] = Outbox()
+    outbox.put(Word("a"))
     outbox.close()
-    outbox.put("b")
+    outbox.put(Word("b"))
     outbox.close()
     assert await collect(aiter(outbox)) == ["a"]
 
 
 async def test_an_idle_outbox_says_that_it_is_alive_and_loses_nothing_by_it():
-    outbox: Outbox[str] = Outbox(idle_message="alive")
+    outbox: Outbox[Word] = Outbox(idle_message=Word("alive"))
     messages = aiter(outbox)
     loop = asyncio.get_running_loop()
     begun_s = loop.time()
     assert await anext(messages) == "alive"
     assert HEARTBEAT_S * 0.9 <= loop.time() - begun_s < HEARTBEAT_S + 5
-    outbox.put("a")
+    outbox.put(Word("a"))
     outbox.close()
     assert await collect(messages) == ["a"]
 
 
 async def test_an_outbox_without_an_idle_message_keeps_quiet():
-    outbox: Outbox[str] = Outbox()
+    outbox: Outbox[Word] = Outbox()
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(HEARTBEAT_S + 0.2):
             await anext(aiter(outbox))
+
+
+async def test_more_than_may_wait_is_dropped_and_named():
+    outbox: Outbox[Word] = Outbox(max_bytes=10)
+    for message in ("abcd", "efgh", "ij"):
+        outbox.put(Word(message))
+    outbox.check("decode-0")
+    outbox.put(Word("k"))
+    with pytest.raises(NodeLostError, match="decode-0: it does not read: 11 bytes of messages"):
+        outbox.check("decode-0")
+    outbox.put(Word("l"))
+    assert await collect(aiter(outbox)) == []
+
+
+async def test_what_was_taken_waits_no_more_and_one_message_may_be_of_any_size():
+    outbox: Outbox[Word] = Outbox(max_bytes=3)
+    messages = aiter(outbox)
+    for message in ("abcdef", "ghi", "klmnop"):
+        outbox.put(Word(message))
+        assert await anext(messages) == message
+    outbox.check("decode-0")
 
 
 # ---- listening ------------------------------------------------------------------------------
 
 
 async def test_all_messages_are_heard_until_the_other_side_ends_the_stream():
-    outbox: Outbox[str] = Outbox()
-    outbox.put("a")
-    outbox.put("b")
+    outbox: Outbox[Word] = Outbox()
+    outbox.put(Word("a"))
+    outbox.put(Word("b"))
     outbox.close()
     assert await collect(listen(aiter(outbox), peer="decode-0")) == ["a", "b"]
 
 
 async def test_silence_means_that_the_other_side_is_lost():
-    outbox: Outbox[str] = Outbox()
-    outbox.put("a")
+    outbox: Outbox[Word] = Outbox()
+    outbox.put(Word("a"))
     heard: list[str] = []
     with pytest.raises(NodeLostError, match=r"decode-0: nothing heard for 0\.25 s"):
         await collect(listen(aiter(outbox), peer="decode-0", silence_s=SILENCE_S), heard)
@@ -89,26 +117,26 @@ async def test_silence_means_that_the_other_side_is_lost():
 
 
 async def test_each_message_starts_the_silence_anew():
-    outbox: Outbox[str] = Outbox()
+    outbox: Outbox[Word] = Outbox()
     loop = asyncio.get_running_loop()
     for i in range(4):
-        loop.call_later(SILENCE_S * 0.6 * (i + 1), outbox.put, "a")
+        loop.call_later(SILENCE_S * 0.6 * (i + 1), outbox.put, Word("a"))
     loop.call_later(SILENCE_S * 0.6 * 5, outbox.close)
     assert await collect(listen(aiter(outbox), peer="p", silence_s=SILENCE_S)) == ["a"] * 4
 
 
 async def test_the_time_that_the_listener_takes_is_not_silence():
-    outbox: Outbox[str] = Outbox()
-    outbox.put("a")
+    outbox: Outbox[Word] = Outbox()
+    outbox.put(Word("a"))
     messages = listen(aiter(outbox), peer="p", silence_s=SILENCE_S)
     await anext(messages)
     await asyncio.sleep(SILENCE_S * 2)
-    outbox.put("b")
+    outbox.put(Word("b"))
     assert await anext(messages) == "b"
 
 
 async def test_a_listener_that_is_cancelled_is_not_a_lost_node():
-    outbox: Outbox[str] = Outbox()
+    outbox: Outbox[Word] = Outbox()
     task = asyncio.create_task(collect(listen(aiter(outbox), peer="p")))
     await asyncio.sleep(0)
     task.cancel()
