@@ -36,7 +36,7 @@ def check_token_mask(mask: bytes, model: ModelSpec) -> None:
     wanted = -(-model.vocab_size // 8)
     if len(mask) != wanted:
         raise InvalidRequestError("token_mask", f"got {len(mask)} bytes, {wanted} are wanted")
-    if not any(mask):
+    if not int.from_bytes(mask, "little") & ((1 << model.vocab_size) - 1):
         raise InvalidRequestError("token_mask", "it allows no token")
 
 

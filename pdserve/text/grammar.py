@@ -66,7 +66,10 @@ class Matcher:
         bits = self._matcher.compute_bitmask()
         if problem := self._matcher.get_error():
             raise InvalidRequestError(self._field, _plain(problem))
-        return bits[: self._num_bytes]
+        mask = bits[: self._num_bytes]
+        if not mask.strip(b"\0"):
+            raise InvalidRequestError(self._field, "no token of the model can follow")
+        return mask
 
     def advance(self, token_ids: Sequence[int]) -> bool:
         """Take tokens in; False, and never of use again, where one may not come here."""

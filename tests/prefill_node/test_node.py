@@ -215,6 +215,9 @@ async def test_a_node_that_is_ending_takes_no_more_prompts(bench):
         ("prompt_len", session_pb2.PrefillTask(prompt_len=90)),
         ("start", session_pb2.PrefillTask(start=2)),
         ("start", session_pb2.PrefillTask(start=8)),
+        ("token_mask", session_pb2.PrefillTask(token_mask=b"\xff")),
+        ("token_mask", session_pb2.PrefillTask(token_mask=bytes(8))),
+        ("token_mask", session_pb2.PrefillTask(token_mask=bytes(7) + b"\xe0")),  # beyond the 61
     ],
 )
 async def test_a_task_that_no_rank_could_work_with_is_refused_by_field(bench, field, change):
