@@ -49,6 +49,7 @@ def run(args: argparse.Namespace) -> int:
     cases = {words[0]: words[1:] for words in args.case}
     if len(cases) < len(args.case):
         raise ConfigError("--case: every case needs a name of its own")
+    workload_of(args, 1.0)  # what cannot be asked is refused before a cluster starts
     rate = _rate(args, next(iter(cases.values())))
     seen: dict[str, list[Outcome]] = {name: [] for name in cases}
     for number in range(args.rounds):

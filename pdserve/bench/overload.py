@@ -14,7 +14,13 @@ from dataclasses import replace
 from pdserve.bench.arguments import amount, share
 from pdserve.bench.load import Outcome, run_load
 from pdserve.bench.report import Limits, parse_limits, percentile, report
-from pdserve.bench.serve import add_target_arguments, add_workload_arguments, target_of, workload_of
+from pdserve.bench.serve import (
+    add_target_arguments,
+    add_url_argument,
+    add_workload_arguments,
+    target_of,
+    workload_of,
+)
 from pdserve.core.errors import ConfigError
 
 REFUSED = ("http 429", "http 408")
@@ -24,6 +30,7 @@ CLOSE_ENOUGH = 1.1  # the search ends when the rates around capacity are so near
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of ``pdserve bench overload``."""
+    add_url_argument(parser)
     add_target_arguments(parser)
     add_workload_arguments(parser)
     parser.add_argument("--start-rate", type=amount, default=1.0, help="requests/s tried first")

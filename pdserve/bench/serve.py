@@ -27,6 +27,7 @@ LOOKUP_TIMEOUT_S = 10.0
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of ``pdserve bench serve``."""
+    add_url_argument(parser)
     add_target_arguments(parser)
     add_workload_arguments(parser)
     parser.add_argument(
@@ -35,9 +36,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
 
 
-def add_target_arguments(parser: argparse.ArgumentParser) -> None:
-    """Which server, and what counts as good."""
+def add_url_argument(parser: argparse.ArgumentParser) -> None:
+    """Which server, for benches that start none of their own."""
     parser.add_argument("--base-url", default=DEFAULT_URL)
+
+
+def add_target_arguments(parser: argparse.ArgumentParser) -> None:
+    """How a server is asked, and what counts as good."""
     parser.add_argument("--model", help="default: the first that the server lists")
     parser.add_argument(
         "--vocab-size", type=whole_number, default=10_000, help="prompts' tokens, below"
@@ -108,6 +113,11 @@ def target_of(args: argparse.Namespace) -> Target:
 def workload_of(args: argparse.Namespace, rate: float) -> list[Arrival]:
     """``--num-prompts`` requests at that mean rate."""
     if args.dataset_name == "random":
+        if args.dataset_path is not None:
+            raise ConfigError(
+                f"--dataset-path: got {args.dataset_path}, but --dataset-name is random; a file "
+                "needs --dataset-name trace"
+            )
         return random_workload(
             num_requests=args.num_prompts,
             prompt_lens=args.random_input_len,

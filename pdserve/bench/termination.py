@@ -1,4 +1,6 @@
-"""SIGTERM for measurements that start processes of their own: they end those, as on Ctrl-C."""
+"""Signals for measurements that start processes of their own: they end those, whatever the signal,
+and those do not end by themselves.
+"""
 
 import signal
 from collections.abc import Iterator
@@ -13,3 +15,15 @@ def interrupted_by_sigterm() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def ignoring_interrupts() -> Iterator[None]:
+    """In the main thread; a process that is started inside the block ignores Ctrl-C, which a
+    terminal sends to all of them: its owner ends it.
+    """
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -364,7 +364,7 @@ def _check_classes(classes: tuple[PromptClass, ...]) -> None:
             f"router.classes: `below` must be given, above 0 and ascend, got {bounds}"
         )
     names = [c.name for c in classes]
-    if len(set(names)) < len(names) or "" in names:
+    if len(set(names)) < len(names) or not all(name.strip() for name in names):
         raise ConfigError(f"router.classes: every class needs a name of its own, got {names}")
 
 

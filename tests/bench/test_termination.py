@@ -7,7 +7,16 @@ import sys
 import psutil
 import pytest
 
-from pdserve.bench.termination import interrupted_by_sigterm
+from pdserve.bench.termination import ignoring_interrupts, interrupted_by_sigterm
+
+
+def test_what_is_started_inside_ignores_an_interrupt_and_its_owner_does_not() -> None:
+    says = "import signal; print(signal.getsignal(signal.SIGINT) == signal.SIG_IGN)"
+    with ignoring_interrupts():
+        process = subprocess.Popen([sys.executable, "-c", says], stdout=subprocess.PIPE, text=True)
+    assert process.communicate(timeout=30)[0] == "True\n"
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
 
 
 def test_sigterm_interrupts_inside_the_block_only() -> None:

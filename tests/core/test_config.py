@@ -154,6 +154,7 @@ def test_two_servers_can_not_listen_on_one_port_unless_the_system_picks():
         ([{"name": "a", "below": 0}, {"name": "b"}], "above 0"),
         ([{"name": "a", "below": 3}, {"name": "a"}], "a name of its own, got ['a', 'a']"),
         ([{"name": ""}], "a name of its own"),
+        ([{"name": " \t"}], "a name of its own"),
     ],
 )
 def test_classes_that_leave_a_prompt_without_one_class_are_refused(

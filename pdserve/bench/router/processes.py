@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from pdserve.bench.router.fake_node import run_fake_node
-from pdserve.bench.termination import interrupted_by_sigterm
+from pdserve.bench.termination import ignoring_interrupts, interrupted_by_sigterm
 from pdserve.cluster.own_loop import OwnLoop
 from pdserve.cluster.readiness import wait_until_ready
 from pdserve.core.config import LimitsConfig, RouterConfig
@@ -111,7 +111,8 @@ def _process(
     process = spawning.Process(
         target=_pinned, args=(core, target, theirs, *arguments), daemon=True, name=target.__name__
     )
-    process.start()
+    with ignoring_interrupts():
+        process.start()
     theirs.close()
     try:
         if not ours.poll(START_S):
