@@ -196,7 +196,7 @@ class Heartbeat(_message.Message):
     def __init__(self) -> None: ...
 
 class NodeWelcome(_message.Message):
-    __slots__ = ("node", "role", "incarnation", "protocol_version", "model_fingerprint", "max_model_len", "ranks", "metrics_address", "transport")
+    __slots__ = ("node", "role", "incarnation", "protocol_version", "model_fingerprint", "max_model_len", "ranks", "transport")
     NODE_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -204,7 +204,6 @@ class NodeWelcome(_message.Message):
     MODEL_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
     RANKS_FIELD_NUMBER: _ClassVar[int]
-    METRICS_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     TRANSPORT_FIELD_NUMBER: _ClassVar[int]
     node: str
     role: str
@@ -213,9 +212,8 @@ class NodeWelcome(_message.Message):
     model_fingerprint: str
     max_model_len: int
     ranks: _containers.RepeatedCompositeFieldContainer[RankInfo]
-    metrics_address: str
     transport: str
-    def __init__(self, node: _Optional[str] = ..., role: _Optional[str] = ..., incarnation: _Optional[str] = ..., protocol_version: _Optional[int] = ..., model_fingerprint: _Optional[str] = ..., max_model_len: _Optional[int] = ..., ranks: _Optional[_Iterable[_Union[RankInfo, _Mapping]]] = ..., metrics_address: _Optional[str] = ..., transport: _Optional[str] = ...) -> None: ...
+    def __init__(self, node: _Optional[str] = ..., role: _Optional[str] = ..., incarnation: _Optional[str] = ..., protocol_version: _Optional[int] = ..., model_fingerprint: _Optional[str] = ..., max_model_len: _Optional[int] = ..., ranks: _Optional[_Iterable[_Union[RankInfo, _Mapping]]] = ..., transport: _Optional[str] = ...) -> None: ...
 
 class RankInfo(_message.Message):
     __slots__ = ("rank", "pid", "host")
