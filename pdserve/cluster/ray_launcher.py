@@ -163,9 +163,7 @@ class RayLauncher:
     def _rank(self, group: PlacementGroup, plan: NodePlan, rank: int) -> Process:
         name = f"{plan.name}.rank-{rank}"
         options = placement.rank_options(group, plan, rank)
-        actor = _RankActor.options(**options).remote(
-            self._site.log_folder, name, self._log_format
-        )
+        actor = _RankActor.options(**options).remote(self._site.log_folder, name, self._log_format)
         return Process(name, actor)
 
 
