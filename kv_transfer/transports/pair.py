@@ -5,8 +5,10 @@ that a send is posted. What comes of it goes into the endpoint's queue. The endp
 watches the deadline and aborts: a call that waits for a dead rank may not return by itself.
 """
 
+import os
+import socket
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from queue import SimpleQueue
@@ -100,7 +102,7 @@ class Pair:
     def _run(self, offer: PairOffer | None) -> None:
         try:
             self._use_group(offer)
-        except RuntimeError as error:  # whatever torch.distributed fails with
+        except (RuntimeError, OSError) as error:  # whatever torch.distributed fails with
             self._setting.events.put(Closed(self._stream, self._named(error)))
         with self._lock:
             self._group = None  # the last reference: the connection closes
@@ -121,7 +123,7 @@ class Pair:
         while (job := self._jobs.get()) is not None:
             self._move(group, SENDER if rank == RECEIVER else RECEIVER, job)
 
-    def _named(self, error: RuntimeError) -> TransferError:
+    def _named(self, error: Exception) -> TransferError:
         """Our own deadline and that of the process group are the same; either may come first."""
         since_s = self._busy_since_s
         if since_s is not None and self._setting.clock.now_s() - since_s >= self._setting.timeout_s:
@@ -134,17 +136,22 @@ class Pair:
         )
 
     def _open_store(self, offer: PairOffer | None) -> Store:
-        host = self._setting.host if offer is None else offer.host
-        store = TCPStore(
-            host,
-            0 if offer is None else offer.port,
-            2,
-            is_master=offer is None,
-            timeout=timedelta(seconds=self._setting.timeout_s),
-            wait_for_workers=False,
-        )
-        if offer is None:
-            self._stream.send(Message(PairOffer(host, store.port)))
+        timeout = timedelta(seconds=self._setting.timeout_s)
+        if offer is not None:
+            return TCPStore(offer.host, offer.port, 2, timeout=timeout, wait_for_workers=False)
+        host = self._setting.host
+        with closing(_listen(host)) as listening:  # by itself the store listens on all addresses
+            port: int = listening.getsockname()[1]
+            store = TCPStore(
+                host,
+                port,
+                2,
+                is_master=True,
+                timeout=timeout,
+                wait_for_workers=False,
+                master_listen_fd=os.dup(listening.fileno()),
+            )
+        self._stream.send(Message(PairOffer(host, port)))
         return store
 
     def _move(self, group: Group, other: int, job: Send | Receive) -> None:
@@ -162,3 +169,8 @@ class Pair:
         self._busy_since_s = self._setting.clock.now_s()
         yield
         self._busy_since_s = None
+
+
+def _listen(host: str) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, 0), family=family)

@@ -19,6 +19,8 @@ from kv_transfer.transports.grpc_wire import GrpcWire
 from kv_transfer.transports.transport import Arrived, Closed, Opened
 from pdserve.client.async_client import AsyncClient
 from pdserve.client.client import Client
+from pdserve.cluster.own_certificate import pinned_context
+from pdserve.cluster.readiness import wait_until_ready
 from pdserve.core.cluster_access import ClusterAccess
 from pdserve.core.config import LimitsConfig
 from pdserve.core.errors import ConfigError, NoNodeError
@@ -66,6 +68,26 @@ async def test_http_and_grpc_are_served_over_tls(sealed: World, folder: Path) ->
             return client.generate("Hello", max_tokens=100).choices[0].text
 
     assert await asyncio.to_thread(ask) == ANSWER
+
+
+async def test_commands_on_the_routers_host_know_its_certificate(
+    sealed: World, folder: Path, others: Path
+) -> None:
+    ours, theirs = (str(each / "router.pem") for each in (folder, others))
+    await wait_until_ready(sealed.router.grpc_address, PATIENCE_S, ours)
+    url = f"https://{sealed.router.http_address}/health"
+    async with httpx.AsyncClient(verify=pinned_context(ours), trust_env=False) as http:
+        assert (await http.get(url)).status_code == 200
+    async with httpx.AsyncClient(verify=pinned_context(theirs), trust_env=False) as http:
+        with pytest.raises(httpx.ConnectError):
+            await http.get(url)
+    with pytest.raises(NoNodeError):
+        await wait_until_ready(sealed.router.grpc_address, PATIENCE_S, theirs)
+    for certificate in (str(folder / "nowhere.pem"), __file__):
+        with pytest.raises(ConfigError, match=Path(certificate).name):
+            pinned_context(certificate)
+        with pytest.raises(ConfigError, match=Path(certificate).name):
+            await wait_until_ready(sealed.router.grpc_address, 1.0, certificate)
 
 
 @pytest.mark.parametrize("data", [b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n", b"\x16\x03\x01\x00"])
