@@ -88,8 +88,6 @@ def names_of_index(index: Path) -> tuple[str, ...]:
     for name in names:
         if Path(name).name != name or not name.endswith(WEIGHTS_SUFFIX):
             raise ModelFilesError(f"{index}: {name!r} is no name of a safetensors file beside it")
-        if not name.endswith(SUFFIX):
-            raise ModelFilesError(f"{index}: {name!r} is no safetensors file; {WHY_NO_OTHERS}")
     return names
 
 

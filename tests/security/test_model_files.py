@@ -61,5 +61,5 @@ def test_an_index_that_names_other_files_is_refused_by_name(
     index = tmp_path / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": {"a": name}}))
     (tmp_path / Path(name).name).write_bytes(b"") if name[0] not in "./" else None
-    with pytest.raises(ModelFilesError, match=r"is no (name of a file|safetensors file)"):
+    with pytest.raises(ModelFilesError, match="is no name of a safetensors file beside it"):
         read(tmp_path)
