@@ -149,8 +149,9 @@ class Faults:
 
     async def _restart(self, node: NodeHost, grace_s: float) -> None:
         """The node is closed in order; it may be stopped or killed meanwhile."""
+        if node.running is None:  # gone at this very time
+            return
         process = node.process
-        assert node.running is not None
         closing = process.run(node.running.close(grace_s), "close")
         dying = self._loop.create_task(process.died.wait())
         await asyncio.wait([closing, dying], return_when=asyncio.FIRST_COMPLETED)
@@ -159,6 +160,8 @@ class Faults:
             await self._make_anew(node, RESTART_S)
 
     async def _make_anew(self, node: NodeHost, pause_s: float) -> None:
+        if node.running is None:
+            return
         node.kill()
         self._changed()
         await asyncio.sleep(pause_s)
@@ -167,6 +170,8 @@ class Faults:
         self._changed()
 
     async def _make_router_anew(self, router: RouterHost) -> None:
+        if router.service is None:
+            return
         router.kill()
         self._changed()
         await asyncio.sleep(RESTART_S)

@@ -66,8 +66,8 @@ class Process:
         if self.life is Life.STOPPED:
             self.life = Life.RUNNING
             held, self.held = self.held, []
-            for call in held:
-                call.again()
+            for call in held:  # at once: what others ask of it at this very time comes after
+                call.now()
 
     def die(self) -> None:
         self.life = Life.DEAD
@@ -75,8 +75,10 @@ class Process:
 
     def end(self) -> None:
         """Nothing of the process can be seen any more: what it holds may be given back."""
-        self.life = Life.STOPPED
-        self.go_on()
+        self.life = Life.RUNNING
+        held, self.held = self.held, []
+        for call in held:
+            call.again()
 
 
 class _Call:
@@ -113,6 +115,11 @@ class _Call:
         timer = asyncio.SelectorEventLoop.call_at(self._loop, when, self, context=self._context)
         self.handle = timer
         return timer
+
+    def now(self) -> None:
+        assert self.handle is not None
+        if not self.handle.cancelled():
+            self._context.run(self._callback, *self._args)
 
     def again(self) -> None:
         """What was held is due now, unless it was cancelled."""

@@ -305,6 +305,8 @@ class MemoryServer(grpc.aio.Server):
                 answers = handler.unary_stream(await anext(requests), context)
             async for answer in answers:
                 connection.down.send(handler.response_serializer(answer))
+        except StopAsyncIteration:
+            end = _CANCELLED  # its client had gone before it said anything
         except _AbortError:
             assert context.aborted is not None
             end = context.aborted
