@@ -281,7 +281,11 @@ async def test_what_asks_for_nothing_special_is_let_through(
     assert (await world.complete(max_tokens=1, **change)).status_code == 200
 
 
-STARTS = {"completions": GOOD, "chat/completions": CHAT, "responses": {"input": "Hello"}}
+STARTS: dict[str, dict[str, object]] = {
+    "completions": GOOD,
+    "chat/completions": CHAT,
+    "responses": {"input": "Hello"},
+}
 FIELDS = sorted(
     {
         *CompletionBody.model_fields,
