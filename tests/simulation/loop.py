@@ -38,6 +38,7 @@ class Process:
         self.life = Life.RUNNING
         self.held: list[_Call] = []
         self.died = asyncio.Event()
+        self._tasks: set[asyncio.Task[Any]] = set()  # when it died: nobody else may know them
         self.context = contextvars.Context()
         self.context.run(_PROCESS.set, self)
         self._loop = loop
@@ -71,6 +72,7 @@ class Process:
 
     def die(self) -> None:
         self.life = Life.DEAD
+        self._tasks = asyncio.all_tasks(self._loop)
         self.died.set()
 
     def end(self) -> None:
