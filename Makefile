@@ -11,7 +11,7 @@ FUZZ_FACTOR ?= 40
 NOT_FAST := ray or model or gpu or multigpu or slow or faults
 NOT_HERE := gpu or multigpu or slow or faults
 
-.PHONY: help install demo test test-faults simulate test-security fuzz check fix docs proto bench accept lock clean
+.PHONY: help install demo test test-faults soak simulate test-security fuzz check fix docs proto bench accept lock clean
 .NOTPARALLEL:
 
 help:
@@ -19,6 +19,7 @@ help:
 	@echo "make demo      serve a small model on this machine and ask it three questions"
 	@echo "make test      every test this machine can run"
 	@echo "make test-faults  each part of a cluster killed, stopped or cut off at each stage; two hosts (long)"
+	@echo "make soak      half an hour of mixed load while a process is killed every minute"
 	@echo "make simulate  thousands of random schedules of faults over whole clusters in virtual time (long); SEED=7: those of a seed"
 	@echo "make fuzz      generated input over HTTP, gRPC, sessions and KV links, many thousands (long)"
 	@echo "make test-security  strangers at every door, slow ones too; a whole cluster with all locks on"
@@ -60,6 +61,10 @@ fuzz: install
 test-security: install
 	$(BIN)/pdserve models fetch $(MODEL)
 	$(BIN)/python -m pytest tests/security
+
+soak: install
+	$(BIN)/pdserve models fetch $(MODEL)
+	$(BIN)/pdserve bench soak $(SOAK_ARGS)
 
 simulate: install
 	$(BIN)/python -m pytest tests/simulation -m slow $(if $(SEED),--hypothesis-seed=$(SEED))
