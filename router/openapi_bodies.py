@@ -71,7 +71,7 @@ def query_parameters(schemas: Mapping[str, Json]) -> list[Json]:
     """The fields of ``/debug/route`` that a query can hold."""
     properties = _properties(schemas["RouteBody"])
     return [
-        {"name": name, "in": "query", "required": False, "schema": _not_null(properties[name])}
+        {"name": name, "in": "query", "required": False, "schema": properties[name]}
         for name in ("prompt_len", "n", "ttft_slo_ms", "tpot_slo_ms")
     ]
 
@@ -141,8 +141,11 @@ def _own_shapes(model: type[BaseModel], limits: LimitsConfig, vocab_size: int) -
             "include": {"type": "array", "items": {"enum": list(INCLUDABLE)}},
         }
     if model is RouteBody:
-        return {"prompt_len": _integer(1, validation.INT32_MAX), "prompt": prompt} | {
-            "messages": messages
+        one: Json = {"type": "array", "minItems": 1, "maxItems": 1, "items": prompt}
+        return {
+            "prompt_len": _integer(1, validation.INT32_MAX),
+            "prompt": {"anyOf": [text, token_ids, one]},
+            "messages": messages,
         }
     if model is DetokenizeBody:
         return {"tokens": {"type": "array", "maxItems": 1_000_000, "items": _token_id(vocab_size)}}
