@@ -1,46 +1,29 @@
 """A decode node between routers, its scheduler, prefill nodes and its ranks. No gRPC in here.
 
-The node owns the requests that routers gave it, and for each sequence that is prefilled elsewhere
-the leg to the prefill node (``legs.py``). What fails on the way goes on by the request's route:
-the next prefill node, then this node itself.
+The node owns the requests that routers gave it; how the KV of their prompts comes to be here is
+``prefilling.py``.
 """
 
 import asyncio
-import logging
 
 from decode_node.events import Admitted, Event, Forked, NewToken, Replaced, sequence_of
 from decode_node.grammars import Complete, GrammarNews, Grammars
 from decode_node.grammars import Failed as GrammarFailed
-from decode_node.intake import make_sequence, read_first_tokens
-from decode_node.legs import Arrived, Failed, Leg, LegNews, Legs, PrefillLink
+from decode_node.intake import make_sequence
+from decode_node.legs import Legs, PrefillLink
 from decode_node.observer import Observer
-from decode_node.prefill_breakers import PrefillBreakers
+from decode_node.prefilling import Prefilling
 from decode_node.report import report
 from decode_node.requests import RequestState, RouterSession
 from decode_node.scheduler import DecodeLimits, DecodeScheduler
 from decode_node.timing import Timing
-from kv_transfer.commands import (
-    HandoffFailed,
-    HandoffReceived,
-    KvEvent,
-    PeerConnected,
-    PeerLost,
-    ReceiveDrained,
-)
 from pdserve.core.clock import Clock
 from pdserve.core.config import DecodeConfig
-from pdserve.core.errors import (
-    InvalidRequestError,
-    LinkDownError,
-    NodeLostError,
-    PdserveError,
-    PrefillFailedError,
-)
+from pdserve.core.errors import InvalidRequestError, NodeLostError, PdserveError
 from pdserve.core.node import NodeSpec
-from pdserve.core.request import Request, RequestKey, RouteTaken
+from pdserve.core.request import Request, RequestKey
 from pdserve.engine.batch import Batch
 from pdserve.engine.ledger import Ledger
-from pdserve.engine.sequence import Sequence
 from pdserve.rank.idle_trials import IdleTrials
 from pdserve.rank.ranks import Ranks
 from pdserve.rank.readiness import Readiness
@@ -49,8 +32,6 @@ from pdserve.rank.step_meter import StepMeter
 from pdserve.rpc import convert
 from pdserve.rpc.v1 import session_pb2
 from pdserve.telemetry.traces import Tracer
-
-logger = logging.getLogger(__name__)
 
 MASK_WAIT_S = 0.005  # that a step waits for masks at most; nearly all take less than a tenth
 
@@ -84,7 +65,13 @@ class DecodeNode:
         self.scheduler = DecodeScheduler(ledger=ledger, clock=clock, limits=self._limits)
         self.legs = Legs(ranks, ledger)
         self._grammars = grammars
-        self._breakers = PrefillBreakers()
+        self._prefilling = Prefilling(
+            self.scheduler,
+            self.legs,
+            readiness=self.readiness,
+            metrics=self._observer.metrics,
+            clock=clock,
+        )
         self._requests: dict[RequestKey, RequestState] = {}
         self._sessions: set[RouterSession] = set()
         self._arrivals = asyncio.Event()
@@ -159,29 +146,25 @@ class DecodeNode:
 
     def accept_link(self, link: PrefillLink) -> None:
         """A prefill node that fits is about to connect its ranks with ours."""
-        self._breakers.meet(link.node, link.peer.peer_id)
-        self.legs.accept(link)
+        self._prefilling.accept(link)
 
     def open_link(self, link: PrefillLink) -> None:
         """The pair is connected and warm."""
-        self.legs.open(link)
-        self.readiness.tell()
+        self._prefilling.open(link)
 
     def close_link(self, link: PrefillLink, reason: str) -> None:
         """The pair is over: what was asked of it goes on elsewhere."""
-        self._on_leg_news(self.legs.close(link, reason))
-        self.readiness.tell()
+        self._prefilling.close(link, reason)
+        self._act()
 
     def on_prefill_outputs(self, link: PrefillLink, outputs: session_pb2.PrefillOutputs) -> None:
         """First tokens and failures of prefills that this node asked for."""
         for tokens in outputs.first_tokens:
-            leg = self.legs.get(convert.handoff_from_proto(tokens.handoff))
-            if leg is not None and leg.link is link:
-                self._on_first_tokens(leg, tokens)
+            self._prefilling.on_first_tokens(link, tokens)
+            self._act()
         for failure in outputs.failures:
-            leg = self.legs.get(convert.handoff_from_proto(failure.handoff))
-            if leg is not None and leg.link is link:
-                self._on_failed_legs([Failed(leg, failure.kind, failure.message)])
+            self._prefilling.on_failure(link, failure)
+            self._act()
 
     # ---- ranks ------------------------------------------------------------------------------
 
@@ -205,7 +188,8 @@ class DecodeNode:
         """Take in what the ranks' KV endpoints report, for ever. Raises RankError."""
         while True:
             rank, event = await self._ranks.next_event()
-            self._on_kv_event(rank, event)
+            self._prefilling.on_kv_event(rank, event)
+            self._act()
 
     async def run_grammars(self) -> None:
         """Take in what becomes of the requests' grammars, for ever."""
@@ -221,10 +205,8 @@ class DecodeNode:
         """The node's load as routers see it."""
         status = report(self.spec, self.scheduler, self.legs, self.readiness.problem)
         status.ranks.extend(ranks)
-        working = filter(self._link_that_works, self.legs.connected)
-        status.connected_prefill_nodes.extend(working)
-        troubles = self._breakers.troubles(self._clock.now_s())
-        status.troubles.extend(map(convert.trouble_to_proto, troubles))
+        status.connected_prefill_nodes.extend(self._prefilling.working_nodes)
+        status.troubles.extend(map(convert.trouble_to_proto, self._prefilling.troubles()))
         status.costs.CopyFrom(convert.costs_to_proto(self._meter.costs()))
         status.prefill_chunk = self._limits.local_chunk
         return status
@@ -257,7 +239,9 @@ class DecodeNode:
         match event:
             case Admitted(sequence=sequence):
                 state.timing.admitted(self._clock.now_s())
-                self._prefill(state, sequence)
+                if (failure := self._prefilling.start(state, sequence)) is not None:
+                    self._end(state, failure.kind)
+                    state.put_failure(failure, retryable=True)
             case Forked(children=children):
                 state.live(*children, from_the_start=False)
             case Replaced(old=old, new=new):
@@ -285,108 +269,6 @@ class DecodeNode:
                 self.legs.drop(leg.sequence)
             state.put_timeline()
             self._observer.ended(state)
-
-    def _prefill(self, state: RequestState, sequence: Sequence) -> None:
-        """Have a reserved sequence prefilled by the next stop of its route."""
-        while (node := state.next_alternate(sequence)) is not None:
-            if (link := self._link_that_works(node)) is not None:
-                self._breakers.sent(node, self._clock.now_s())
-                state.take_route(RouteTaken.DISAGGREGATED)
-                self.legs.start(state, sequence, link)
-                return
-        route = state.request.route
-        if route.prefill_nodes and not route.local_allowed:
-            reason = state.last_failure or "no prefill node of its route is connected"
-            failure = PrefillFailedError(f"prefill: {reason}")
-            self._end(state, failure.kind)
-            state.put_failure(failure, retryable=True)
-            return
-        is_routed_here = not route.prefill_nodes
-        state.take_route(RouteTaken.LOCAL if is_routed_here else RouteTaken.FALLBACK)
-        state.count_cached(sequence.num_cached)
-        self.scheduler.prefill_locally(sequence, budgeted=is_routed_here)
-        state.timing.local_started(self._clock.now_s())
-
-    # ---- legs -------------------------------------------------------------------------------
-
-    def _on_first_tokens(self, leg: Leg, tokens: session_pb2.FirstTokens) -> None:
-        sequence = leg.sequence
-        if sequence.over or leg.has_first_tokens:
-            return
-        try:
-            first = read_first_tokens(tokens, sequence)
-        except PrefillFailedError as error:
-            self._on_leg_news([Failed(leg, error.kind, str(error))])
-            return
-        now_s = self._clock.now_s()
-        leg.state.timing.prefilled(now_s, leg.link.node, tokens.queue_s, tokens.prefill_s)
-        leg.state.count_cached(tokens.cached_tokens)
-        self._breakers.prefilled(leg.link.node)
-        leg.has_first_tokens = True
-        self.scheduler.first_tokens(sequence, first)
-        if leg.is_ready and not leg.sequence.over:
-            self._join(leg)
-        self._act()
-
-    def _on_kv_event(self, rank: int, event: KvEvent) -> None:
-        match event:
-            case PeerConnected():
-                pass  # the prefill node says when the whole pair is ready
-            case PeerLost(peer_id=peer_id, reason=reason):
-                for link in self.legs.links_with(peer_id):
-                    now_s = self._clock.now_s()
-                    self._breakers.failed(link.node, LinkDownError("").kind, reason, now_s)
-                    self.close_link(link, f"KV link: {reason}")
-                    link.close()
-            case HandoffReceived() | HandoffFailed() | ReceiveDrained():
-                self._on_failed_legs(self.legs.on(rank, event))
-            case _:
-                raise AssertionError(f"a decode rank sent {event}")
-
-    def _link_that_works(self, node: str) -> PrefillLink | None:
-        """The link with a prefill node, if it is up and the node has not failed again and again."""
-        link = self.legs.link_to(node)
-        if link is None or not self._breakers.allows(node, self._clock.now_s()):
-            return None
-        return link
-
-    def _on_failed_legs(self, news: list[LegNews]) -> None:
-        """News that may speak against the prefill node."""
-        for item in news:
-            if isinstance(item, Failed):
-                node = item.leg.link.node
-                self._breakers.failed(node, item.kind, item.message, self._clock.now_s())
-        self._on_leg_news(news)
-
-    def _on_leg_news(self, news: list[LegNews]) -> None:
-        for item in news:
-            match item:
-                case Arrived(leg=leg):
-                    self._breakers.arrived(leg.link.node)
-                    if leg.has_first_tokens:
-                        self._join(leg)
-                case Failed(leg=leg, kind=kind, message=message):
-                    self._observer.metrics.handoff_failed(kind)
-                    self._go_on(leg, kind, message)
-        self._act()
-
-    def _join(self, leg: Leg) -> None:
-        """KV and first tokens are here: the sequence decodes."""
-        leg.state.timing.transferred(self._clock.now_s())
-        leg.state.count_transfer(leg.num_bytes, leg.link.peer.transport)
-        self.legs.done(leg)
-        self.scheduler.join(leg.sequence)
-
-    def _go_on(self, leg: Leg, kind: str, message: str) -> None:
-        """After a failure: the sequence's next life takes the next stop of the route."""
-        if leg.sequence.over:
-            return
-        told = {"request_id": leg.handoff.request_id, "attempt": leg.handoff.attempt}
-        logger.warning("%s: %s on %s: %s", leg.handoff, kind, leg.link.node, message, extra=told)
-        leg.state.last_failure = message
-        new = self.scheduler.start_again(leg.sequence)
-        leg.state.live(*new, from_the_start=False)
-        self.legs.drop(leg.sequence)
 
     # ---- grammars ---------------------------------------------------------------------------
 
