@@ -9,7 +9,6 @@ handoff has ended in any other way and nothing reads them any more.
 import asyncio
 import logging
 from dataclasses import dataclass
-from math import gcd
 
 from kv_transfer import handoff as handoffs
 from kv_transfer.commands import (
@@ -27,15 +26,13 @@ from kv_transfer.commands import (
 )
 from pdserve.core.clock import Clock
 from pdserve.core.config import PrefillConfig
-from pdserve.core.errors import InvalidRequestError, NeverFitsError, NodeLostError, PdserveError
+from pdserve.core.errors import InvalidRequestError, NodeLostError, PdserveError
 from pdserve.core.node import NodeSpec
 from pdserve.core.request import HandoffId
 from pdserve.engine.batch import Batch, Sampled
-from pdserve.engine.constraint import FirstTokenMask
 from pdserve.engine.ledger import Ledger
 from pdserve.engine.sequence import Sequence
 from pdserve.rank.idle_trials import IdleTrials
-from pdserve.rank.intake import check_token_mask, check_work, end_token_ids
 from pdserve.rank.ranks import Ranks
 from pdserve.rank.readiness import Readiness
 from pdserve.rank.step_loop import run_steps
@@ -44,6 +41,7 @@ from pdserve.rpc import convert
 from pdserve.rpc.session import Outbox
 from pdserve.rpc.v1 import session_pb2
 from pdserve.telemetry.traces import Span, Tracer
+from prefill_node.intake import make_sender, make_sequence
 from prefill_node.link_meter import LinkMeter
 from prefill_node.observer import Observer
 from prefill_node.scheduler import PrefillScheduler, TokensComputed
@@ -241,53 +239,16 @@ class PrefillNode:
         """Queue a prompt. Raises InvalidRequestError or, if the node is ending, NodeLostError."""
         if self.readiness.problem is not None:
             raise NodeLostError(f"{self.spec.name}: {self.readiness.problem}")
-        sequence = self._make_sequence(handoff, task)
-        theirs = session.peer.layout.block_size
-        if task.start % theirs or task.start >= sequence.num_prompt:
-            raise InvalidRequestError(
-                "start",
-                f"got {task.start}, allowed are multiples of {theirs} below {sequence.num_prompt}",
-            )
-        sender = handoffs.SenderHandoff(
-            num_ranks=self._ranks.layout.tp_size,
-            unit=gcd(self._ranks.layout.block_size, theirs),
-            start=task.start,
+        sequence = make_sequence(
+            task, self.spec, max_model_len=self.max_model_len, arrived_s=self._clock.now_s()
         )
+        sender = make_sender(task, self._ranks.layout, session.peer.layout)
         span = self._observer.begun(handoff, sequence.num_prompt, task.traceparent or None)
         prefill = _Prefill(handoff, session, sequence, sender, span)
         self._prefills[handoff] = self._by_sequence[sequence] = prefill
         self.scheduler.add(sequence)
         self._note_idle()
         self._arrivals.set()
-
-    def _make_sequence(self, handoff: HandoffId, task: session_pb2.PrefillTask) -> Sequence:
-        sampling = convert.sampling_from_proto(task.sampling)
-        check_work(
-            self.spec.model,
-            token_ids=task.token_ids,
-            prompt_len=task.prompt_len,
-            choices=task.choices,
-            sampling=sampling,
-        )
-        if task.token_mask:
-            check_token_mask(task.token_mask, self.spec.model)
-        num_tokens = len(task.token_ids)
-        if num_tokens > self.max_model_len:
-            problem = f"{num_tokens} tokens; {self.spec.name} takes up to {self.max_model_len}"
-            raise NeverFitsError("prompt", problem)
-        return Sequence(
-            key=handoff.key,
-            choices=tuple(task.choices),
-            sampling=sampling,
-            prompt_len=task.prompt_len,
-            token_ids=list(task.token_ids),
-            end_token_ids=end_token_ids(self.spec.model, sampling),
-            max_len=num_tokens + 1,
-            arrived_s=self._clock.now_s(),
-            cache_salt=task.cache_salt,
-            lane=task.lane,
-            constraint=FirstTokenMask(task.token_mask) if task.token_mask else None,
-        )
 
     def _note_idle(self) -> None:
         self.readiness.note_idle(not self._prefills and self.scheduler.ledger.is_empty)
