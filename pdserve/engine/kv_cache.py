@@ -18,7 +18,11 @@ POISON = 3.0e4  # large, but finite in every dtype: NaN in an unused row could r
 
 
 class KvCache:
-    """``num_blocks`` blocks of ``layout``; ``tensor`` is strided so that they start aligned."""
+    """``num_blocks`` blocks of ``layout``; ``tensor`` is strided so that they start aligned.
+
+    Behind them lies one more, ``spare_block``, which nobody owns: tokens that only fill a step up
+    are written there.
+    """
 
     def __init__(self, layout: KvLayout, num_blocks: int, device: torch.device) -> None:
         self.layout = layout
@@ -26,16 +30,18 @@ class KvCache:
         self.dtype = DTYPES[layout.dtype]
         shape = layout.block_shape
         block_stride = layout.block_stride_bytes // self.dtype.itemsize
-        size = num_blocks * layout.block_stride_bytes + BLOCK_ALIGNMENT_BYTES
-        raw = _memory(size, device)
+        size = (num_blocks + 1) * layout.block_stride_bytes
+        raw = _memory(size + BLOCK_ALIGNMENT_BYTES, device)
         skip = -raw.data_ptr() % BLOCK_ALIGNMENT_BYTES
-        flat = raw[skip : skip + num_blocks * layout.block_stride_bytes].view(self.dtype)
+        flat = raw[skip : skip + size].view(self.dtype)
         inner = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
-        self.tensor = flat.as_strided((num_blocks, *shape), (block_stride, *inner))
+        self._with_spare = flat.as_strided((num_blocks + 1, *shape), (block_stride, *inner))
+        self.tensor = self._with_spare[:num_blocks]
+        self.spare_block = BlockId(num_blocks)
 
     def page_view(self, layer: int) -> tuple[Tensor, Tensor]:
-        """K and V of one layer as ``[N, B, Hkv, D]``, without copying."""
-        pages = self.tensor[:, :, layer]  # [N, Hkv, 2, B, D]
+        """K and V of one layer as ``[N + 1, B, Hkv, D]``, the spare block last, without copying."""
+        pages = self._with_spare[:, :, layer]  # [N + 1, Hkv, 2, B, D]
         return pages[:, :, 0].transpose(1, 2), pages[:, :, 1].transpose(1, 2)
 
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:

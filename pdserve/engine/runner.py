@@ -4,19 +4,17 @@ Owns the rank's model, KV cache, sampler and slots. Decides nothing: every rank 
 the same batches and, from the gathered logits and the same noise, samples the same tokens.
 """
 
-import itertools
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from pdserve.core.errors import RankError
 from pdserve.core.kv_layout import KvLayout
-from pdserve.core.request import TokenLogprobs
 from pdserve.engine.attention.interface import AttentionMetadata, CapturableBackend
 from pdserve.engine.attention.select import make_backend
-from pdserve.engine.batch import Batch, Carried, Chunk, Sampled, Slot, StepOutput
-from pdserve.engine.decode_graphs import DecodeGraphs
+from pdserve.engine.batch import Batch, Carried, Chunk
 from pdserve.engine.engine_config import EngineConfig
 from pdserve.engine.kernels.select import make_kernels
 from pdserve.engine.kv_cache import KvCache
@@ -24,34 +22,13 @@ from pdserve.engine.memory import num_blocks_that_fit, peak_bytes
 from pdserve.engine.model.decoder import ModelInput
 from pdserve.engine.model.load import head_shape, load_model
 from pdserve.engine.parallel import TpGroup
+from pdserve.engine.pending_step import PendingStep
 from pdserve.engine.rehearsal import Rehearsal, largest_steps, warm_up
 from pdserve.engine.sampler import SampledRows, Sampler, SampleRow
 from pdserve.engine.slots import Slots
-from pdserve.engine.staging import HostCopy, on_device
-
-
-class PendingStep:
-    """A step that was launched; on a GPU it may still be running, and later ones behind it."""
-
-    def __init__(self, batch: Batch, sampled: SampledRows | None, device: torch.device) -> None:
-        self._batch = batch
-        self._sampled = sampled
-        self._tokens = HostCopy(device, *(() if sampled is None else (sampled.tokens,)))
-
-    def wait(self) -> StepOutput:
-        """The tokens of every sampling chunk, in the chunks' order, once the step is done."""
-        copied = self._tokens.wait()
-        if self._sampled is None:
-            return StepOutput(step=self._batch.step, sampled=())
-        tokens: list[int] = copied[0].tolist()
-        outputs = []
-        row = 0
-        for chunk in self._batch.chunks:
-            if chunk.num_samples:
-                rows = range(row, row + chunk.num_samples)
-                outputs.append(_sampled(self._sampled, tokens, rows))
-                row = rows.stop
-        return StepOutput(step=self._batch.step, sampled=tuple(outputs))
+from pdserve.engine.staging import on_device
+from pdserve.engine.step_graphs import StepGraphs, graph_shapes
+from pdserve.engine.step_input import NewBlocks, StepInput, StepShape, pack, shape_of
 
 
 class ModelRunner:
@@ -71,7 +48,7 @@ class ModelRunner:
         self._sampler = Sampler(
             max_num_seqs=config.max_num_seqs, vocab_size=config.spec.vocab_size, device=device
         )
-        self._graphs: DecodeGraphs | None = None
+        self._graphs: StepGraphs | None = None
         if config.gpu_memory_utilization is None:
             self._open_cache(config.num_blocks)
         else:
@@ -87,21 +64,18 @@ class ModelRunner:
             self._sampler.leave(slot)
         for joined in batch.joined:
             self._sampler.join(joined)
-        self._slots.apply(batch)
+        new = self._slots.apply(batch)
         self.kv.copy_blocks(batch.copies)
-        if not batch.chunks:
-            return PendingStep(batch, None, self._device)
-        hidden = self._forward(batch.chunks)
-        return PendingStep(batch, self._sample(batch, hidden), self._device)
+        return PendingStep(batch, self._run(batch, new), self._device)
 
     def warm_up(self) -> None:
-        """Run one prompt and one decode step, and capture decode graphs, so that no request pays
-        for what is made on first use.
+        """Capture graphs, and run one prompt and one decode step, so that no request pays for what
+        is made on first use.
 
         For a rank that holds no sequence yet: it uses slot 0 and the first blocks.
         """
         if self._graphs is not None:
-            self._graphs.capture()
+            self._graphs.capture(partial(self._values, (), NewBlocks(places=[], blocks=[])))
         self._rehearse(warm_up(self.config))
 
     def _open_cache(self, num_blocks: int) -> None:
@@ -115,6 +89,7 @@ class ModelRunner:
         self._slots = Slots(
             num_slots=config.max_num_seqs,
             num_blocks=num_blocks,
+            spare_block=self.kv.spare_block,
             block_size=config.block_size,
             max_len=config.max_model_len,
             device=self._device,
@@ -128,29 +103,35 @@ class ModelRunner:
         self._open_cache(1)  # lets the other go
         self._open_cache(num_blocks_that_fit(self.config, utilization, step_bytes, group))
 
-    def _make_graphs(self) -> DecodeGraphs | None:
-        """Graphs of decode steps; None where there can be none."""
+    def _make_graphs(self) -> StepGraphs | None:
+        """Graphs of small steps; None where there can be none."""
         config, attention = self.config, self._attention
         if self._device.type != "cuda" or config.tp_size > 1:
             return None
         if not isinstance(attention, CapturableBackend):
             return None
 
-        def forward(token_ids: Tensor, positions: Tensor, block_tables: Tensor) -> Tensor:
-            attention.plan_decodes(positions, block_tables)
-            return self._model.forward(
-                ModelInput(
-                    token_ids=token_ids,
-                    positions=positions,
-                    attention=self._attention,
-                    last_rows=None,
-                )
-            )
+        def forward(step: StepInput, shape: StepShape) -> tuple[Tensor, Tensor]:
+            self._slots.write(step.places, step.blocks)
+            tables = self._slots.tables(step.slots)
+            if shape.has_single_tokens:
+                positions, last_rows = step.starts, None
+                attention.plan_decodes(positions, tables)
+            else:
+                owners = step.owners()
+                positions, last_rows = step.positions(owners), step.ends - 1
+                context_lens = step.starts + step.lengths()
+                attention.plan_chunks(step.ends, context_lens, owners, positions, tables)
+            logits = self._model.logits(self._hidden(step, positions, last_rows))
+            tokens = logits.argmax(1)
+            self._slots.keep_last_tokens(step.keep_in, tokens)
+            return logits, tokens
 
-        return DecodeGraphs(
+        return StepGraphs(
             forward,
-            max_num_seqs=config.max_num_seqs,
-            max_num_blocks=self.layout.num_blocks_for(config.max_model_len),
+            graph_shapes(config.max_num_seqs, config.max_model_len),
+            vocab_size=config.spec.vocab_size,
+            dtype=config.torch_dtype,
             device=self._device,
         )
 
@@ -171,65 +152,82 @@ class ModelRunner:
                     f"step {batch.step}: a mask of {len(mask.bits)} bytes for {vocab_size} tokens"
                 )
 
-    def _forward(self, chunks: Sequence[Chunk]) -> Tensor:
-        """Hidden states ``[R, hidden]`` of the last token of each sampling chunk."""
-        positions = self._tensor(
-            [p for chunk in chunks for p in range(chunk.start, chunk.start + chunk.length)]
-        )
-        token_ids = self._token_ids(chunks)
-        last_rows = self._last_rows(chunks)
-        block_tables = self._slots.tables([chunk.slot for chunk in chunks])
-        is_decode = all(chunk.length == 1 for chunk in chunks)
-        if is_decode and self._graphs is not None and len(chunks) in self._graphs:
-            hidden = self._graphs.run(token_ids, positions, block_tables)
-            return hidden if last_rows is None else hidden[last_rows]
+    def _run(self, batch: Batch, new: NewBlocks) -> SampledRows | None:
+        """Forward and sample; None where no chunk asks for it."""
+        chunks = batch.chunks
+        if not chunks:
+            self._slots.write_now(new)
+            return None
+        step = shape_of(chunks, new)
+        shape = self._graphs.shape_for(step) if self._graphs is not None else None
+        if self._graphs is None or shape is None:
+            logits = self._forward(chunks, new, step)
+            return None if logits is None else self._sample(batch, logits)
+        if len(new.places) > shape.num_new_blocks:
+            self._slots.write_now(new)
+            new = NewBlocks(places=[], blocks=[])
+        logits, likeliest = self._graphs.run(self._values(chunks, new, shape), shape)
+        rows = [row for row, chunk in enumerate(chunks) if chunk.num_samples]
+        if not rows:
+            return None
+        if self._takes_likeliest(batch):
+            return SampledRows(self._rows_of(likeliest, rows), None)
+        return self._sample(batch, self._rows_of(logits, rows))
+
+    def _forward(self, chunks: Sequence[Chunk], new: NewBlocks, shape: StepShape) -> Tensor | None:
+        """Logits ``[R, V]`` after each sampling chunk; None where there is none."""
+        values = on_device(self._values(chunks, new, shape), torch.int64, self._device)
+        step = StepInput.named(values, shape)
+        self._slots.write(step.places, step.blocks)
+        positions = step.positions(step.owners())
+        num_held = self._slots.num_held([chunk.slot for chunk in chunks])
         self._attention.plan(
             AttentionMetadata(
                 starts=tuple(chunk.start for chunk in chunks),
                 lengths=tuple(chunk.length for chunk in chunks),
                 positions=positions,
-                block_tables=block_tables,
+                block_tables=self._slots.tables(step.slots, num_held),
             )
         )
+        rows = [row for row, chunk in enumerate(chunks) if chunk.num_samples]
+        last_rows = None if len(rows) == shape.num_tokens else self._rows_of(step.ends - 1, rows)
+        hidden = self._hidden(step, positions, last_rows)
+        return self._model.logits(hidden) if rows else None
+
+    def _hidden(self, step: StepInput, positions: Tensor, last_rows: Tensor | None) -> Tensor:
+        """Hidden states ``[R, hidden]``; attention is planned."""
         return self._model.forward(
             ModelInput(
-                token_ids=token_ids,
+                token_ids=self._slots.token_ids(step.tokens),
                 positions=positions,
                 attention=self._attention,
                 last_rows=last_rows,
             )
         )
 
-    def _last_rows(self, chunks: Sequence[Chunk]) -> Tensor | None:
-        """``[R]``: of the step's tokens those that are sampled after; None for all of them."""
-        ends = itertools.accumulate(chunk.length for chunk in chunks)
-        rows = [end - 1 for end, chunk in zip(ends, chunks, strict=True) if chunk.num_samples]
-        num_tokens = sum(chunk.length for chunk in chunks)
-        return None if len(rows) == num_tokens else self._tensor(rows)
+    def _values(self, chunks: Sequence[Chunk], new: NewBlocks, shape: StepShape) -> list[int]:
+        slots = self._slots
+        return pack(chunks, new, shape, spare=slots.spare, spare_entry=slots.spare_entry)
 
-    def _token_ids(self, chunks: Sequence[Chunk]) -> Tensor:
-        token_ids: list[int] = []
-        carried: list[int] = []  # places of carried tokens
-        slots: list[Slot] = []
-        for chunk in chunks:
-            if isinstance(chunk.tokens, Carried):
-                carried.append(len(token_ids))
-                slots.append(chunk.slot)
-                token_ids.append(0)
-            else:
-                token_ids.extend(chunk.tokens)
-        held = self._tensor(token_ids)
-        if carried:
-            held[self._tensor(carried)] = self._slots.last_tokens(slots)
-        return held
+    def _rows_of(self, tensor: Tensor, rows: Sequence[int]) -> Tensor:
+        """These ascending rows."""
+        if not rows or rows[-1] == len(rows) - 1:
+            return tensor[: len(rows)]
+        return tensor[on_device(rows, torch.int64, self._device)]
 
-    def _sample(self, batch: Batch, hidden: Tensor) -> SampledRows | None:
-        """Sample after each chunk that asks for it, from its row of ``hidden``; the logits of a
-        row are computed once, however many samples are drawn from them.
+    def _takes_likeliest(self, batch: Batch) -> bool:
+        sampling = [chunk for chunk in batch.chunks if chunk.num_samples]
+        return (
+            not batch.masks
+            and all(chunk.num_samples == 1 for chunk in sampling)
+            and self._sampler.takes_likeliest(chunk.slot for chunk in sampling)
+        )
+
+    def _sample(self, batch: Batch, logits: Tensor) -> SampledRows:
+        """Sample after each chunk that asks for it, from its row of ``logits``, however many
+        samples are drawn from it.
         """
         sampling = [chunk for chunk in batch.chunks if chunk.num_samples]
-        if not sampling:
-            return None
         repeats: list[int] = []  # row of the logits, one for each sample
         rows: list[SampleRow] = []
         first_rows: list[int] = []  # of the samples, one for each sampling chunk
@@ -241,24 +239,14 @@ class ModelRunner:
             rows.extend(
                 SampleRow(slot=chunk.slot, choice=choice, position=position) for choice in choices
             )
-        logits = self._model.logits(hidden)
         if len(rows) > len(sampling):
             logits = logits[self._tensor(repeats)]
         masks = {mask.slot: mask.bits for mask in batch.masks}
         sampled = self._sampler.sample(logits, rows, masks)
-        tokens = sampled.tokens
-        if len(rows) > len(sampling):
-            tokens = tokens[self._tensor(first_rows)]
-        self._slots.keep_last_tokens([chunk.slot for chunk in sampling], tokens)
+        tokens = self._rows_of(sampled.tokens, first_rows)
+        slots = self._tensor([chunk.slot for chunk in sampling])
+        self._slots.keep_last_tokens(slots, tokens)
         return sampled
 
     def _tensor(self, values: Sequence[int]) -> Tensor:
         return on_device(values, torch.int64, self._device)
-
-
-def _sampled(sampled: SampledRows, tokens: Sequence[int], rows: range) -> Sampled:
-    logprobs: list[TokenLogprobs] = []
-    for row in rows:
-        if (entry := sampled.logprobs(row)) is not None:
-            logprobs.append(entry)
-    return Sampled(tokens=tuple(tokens[rows.start : rows.stop]), logprobs=tuple(logprobs))

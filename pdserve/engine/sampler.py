@@ -4,7 +4,7 @@ Owns the ranks' sampling state of every slot. The order of the changes to the lo
 meaning are those of ``SamplingParams``. Every rank runs this on the same logits and the same noise.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -41,6 +41,11 @@ class SampledRows:
         self.tokens = tokens
         self._logprobs = logprobs
 
+    @property
+    def has_logprobs(self) -> bool:
+        """True if any row has log-probabilities."""
+        return self._logprobs is not None
+
     def logprobs(self, row: int) -> TokenLogprobs | None:
         """A row's log-probabilities, None where its slot asked for none. Waits for the device."""
         return None if self._logprobs is None else self._logprobs.of(row)
@@ -61,6 +66,10 @@ class _SlotState:
     @property
     def changes_logits(self) -> bool:
         return bool(self.sampling.needs_history or self.bias or self.end_ids is not None)
+
+    @property
+    def is_plain(self) -> bool:
+        return self.is_greedy and not self.changes_logits and self.sampling.logprobs is None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +96,7 @@ class Sampler:
         self._lanes = make_lanes(vocab_size, device)
         self._penalties = Penalties(vocab_size, device)
         self._slots: dict[Slot, _SlotState] = {}
+        self._plain: set[Slot] = set()
 
     def join(self, joined: Joined) -> None:
         """Set up a slot; its former tenant must have left."""
@@ -110,11 +120,21 @@ class Sampler:
         )
         if sampling.needs_history:
             self._penalties.join(slot, joined.history, joined.prompt_len)
+        if self._slots[slot].is_plain:
+            self._plain.add(slot)
 
     def leave(self, slot: Slot) -> None:
         """Forget a slot."""
+        self._plain.discard(slot)
         if self._slots.pop(slot).sampling.needs_history:
             self._penalties.leave(slot)
+
+    def takes_likeliest(self, slots: Iterable[Slot]) -> bool:
+        """True if these slots want the likeliest token of their logits, and nothing besides it.
+
+        Nobody need tell the sampler of what it would choose there.
+        """
+        return self._plain.issuperset(slots)
 
     def sample(
         self,

@@ -1,7 +1,8 @@
 """What a rank remembers between steps for each slot: block table, last sampled token, choices.
 
 The front sends deltas; this is what they add up to. A batch is checked whole before anything
-changes, so that a wrong one fails alone. The tables are on the device, everything else on the host.
+changes, so that a wrong one fails alone. Tables and last tokens are on the device, everything else
+on the host. One slot more, the spare one, belongs to nobody: it is for what fills a step up.
 """
 
 from collections.abc import Sequence
@@ -13,29 +14,37 @@ from pdserve.core.errors import RankError
 from pdserve.core.kv_layout import BlockId
 from pdserve.engine.batch import Batch, Chunk, Slot
 from pdserve.engine.staging import on_device
+from pdserve.engine.step_input import NewBlocks
 
 
 class Slots:
-    """The state of ``num_slots`` slots whose sequences have at most ``max_len`` tokens."""
+    """The state of ``num_slots`` slots whose sequences have at most ``max_len`` tokens.
+
+    Every entry of the spare slot's table is ``spare_block``.
+    """
 
     def __init__(
         self,
         *,
         num_slots: int,
         num_blocks: int,
+        spare_block: BlockId,
         block_size: int,
         max_len: int,
         device: torch.device,
     ) -> None:
+        self.spare = Slot(num_slots)
         self._num_blocks = num_blocks
         self._block_size = block_size
         self._max_len = max_len
         self._width = -(-max_len // block_size)
         self._device = device
-        self._tables = torch.zeros(num_slots, self._width, dtype=torch.int32, device=device)
+        self._tables = torch.zeros(num_slots + 1, self._width, dtype=torch.int32, device=device)
+        self._tables[self.spare] = spare_block
         self._held = [0] * num_slots  # blocks in each table
         self._choices: list[tuple[int, ...] | None] = [None] * num_slots  # None: nobody joined
-        self._last_tokens = torch.zeros(num_slots, dtype=torch.int64, device=device)
+        self._last_tokens = torch.zeros(num_slots + 1, dtype=torch.int64, device=device)
+        self.spare_entry = NewBlocks(places=[self.spare * self._width], blocks=[spare_block])
 
     def check(self, batch: Batch) -> None:
         """Raise RankError where the batch does not fit what is here; changes nothing."""
@@ -51,33 +60,47 @@ class Slots:
             self._check_blocks(batch, joined.blocks)
             held[slot] = len(joined.blocks)
         for chunk in batch.chunks:
-            self._check_blocks(batch, chunk.new_blocks)
-            before = held.get(chunk.slot, self._held_by(chunk.slot))
+            if chunk.new_blocks:
+                self._check_blocks(batch, chunk.new_blocks)
+            before = held[chunk.slot] if chunk.slot in held else self._held_by(chunk.slot)
             if before is None:
                 raise RankError(f"step {batch.step}: no sequence is in slot {chunk.slot}")
             held[chunk.slot] = after = before + len(chunk.new_blocks)
             self._check_room(batch, chunk, after)
 
-    def apply(self, batch: Batch) -> None:
-        """Take over the batch's delta; ``check`` has passed."""
+    def apply(self, batch: Batch) -> NewBlocks:
+        """Take over the batch's delta, but for the entries that are still to be written into the
+        tables, which are returned. ``check`` has passed.
+        """
         for slot in batch.left:
             self._choices[slot] = None
             self._held[slot] = 0
-        places: list[int] = []
-        blocks: list[int] = []
+        new = NewBlocks(places=[], blocks=[])
         for joined in batch.joined:
             self._choices[joined.slot] = joined.choices
             self._held[joined.slot] = 0
-            self._append(joined.slot, joined.blocks, places, blocks)
+            self._append(joined.slot, joined.blocks, new)
         for chunk in batch.chunks:
-            self._append(chunk.slot, chunk.new_blocks, places, blocks)
-        if places:
-            self._tables.view(-1)[self._tensor(places)] = self._tensor(blocks, torch.int32)
+            if chunk.new_blocks:
+                self._append(chunk.slot, chunk.new_blocks, new)
+        return new
 
-    def tables(self, slots: Sequence[Slot]) -> Tensor:
-        """Block tables ``[S, M]`` int32 of these slots, as wide as the longest of them."""
-        width = max(self._held[slot] for slot in slots)
-        return self._tables[self._tensor(slots), :width]
+    def write(self, places: Tensor, blocks: Tensor) -> None:
+        """Write these entries (int64 ``[P]``) into the tables."""
+        self._tables.view(-1)[places] = blocks.int()
+
+    def write_now(self, new: NewBlocks) -> None:
+        """As ``write``, from the host."""
+        if new.places:
+            self.write(self._tensor(new.places), self._tensor(new.blocks))
+
+    def tables(self, slots: Tensor, num_blocks: int | None = None) -> Tensor:
+        """Block tables ``[S, M]`` int32 of these slots (int64 ``[S]``): whole, or cut off."""
+        return self._tables[:, :num_blocks].index_select(0, slots)
+
+    def num_held(self, slots: Sequence[Slot]) -> int:
+        """The blocks of the longest table of these slots."""
+        return max(self._held[slot] for slot in slots)
 
     def choices(self, slot: Slot) -> tuple[int, ...]:
         """The choices of the slot's sequence."""
@@ -85,21 +108,19 @@ class Slots:
         assert choices is not None
         return choices
 
-    def last_tokens(self, slots: Sequence[Slot]) -> Tensor:
-        """The tokens ``[S]`` int64 that were sampled last for these slots."""
-        return self._last_tokens[self._tensor(slots)]
+    def token_ids(self, tokens: Tensor) -> Tensor:
+        """Token ids ``[T]`` of ``StepInput.tokens``."""
+        return torch.where(tokens < 0, self._last_tokens[(-1 - tokens).clamp(min=0)], tokens)
 
-    def keep_last_tokens(self, slots: Sequence[Slot], tokens: Tensor) -> None:
+    def keep_last_tokens(self, slots: Tensor, tokens: Tensor) -> None:
         """Remember ``tokens`` ``[S]`` for the chunks of the next step that say ``Carried``."""
-        self._last_tokens[self._tensor(slots)] = tokens
+        self._last_tokens[slots] = tokens
 
-    def _append(
-        self, slot: Slot, new: Sequence[BlockId], places: list[int], blocks: list[int]
-    ) -> None:
+    def _append(self, slot: Slot, blocks: Sequence[BlockId], new: NewBlocks) -> None:
         first = slot * self._width + self._held[slot]
-        places.extend(range(first, first + len(new)))
-        blocks.extend(new)
-        self._held[slot] += len(new)
+        new.places.extend(range(first, first + len(blocks)))
+        new.blocks.extend(blocks)
+        self._held[slot] += len(blocks)
 
     def _held_by(self, slot: Slot) -> int | None:
         known = 0 <= slot < len(self._held) and self._choices[slot] is not None

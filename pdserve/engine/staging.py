@@ -19,6 +19,12 @@ def on_device(values: Values, dtype: torch.dtype, device: torch.device) -> Tenso
     return torch.tensor(values, dtype=dtype, pin_memory=True).to(device, non_blocking=True)
 
 
+def on_device_into(there: Tensor, values: Sequence[int]) -> None:
+    """The values into ``there`` (int64, as many), on a GPU queued on the current stream."""
+    staged = torch.tensor(values, dtype=torch.int64, pin_memory=there.is_cuda)
+    there.copy_(staged, non_blocking=True)
+
+
 class HostCopy:
     """Tensors on their way to the host, after all work queued so far on the current stream.
 

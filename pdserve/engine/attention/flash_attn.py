@@ -68,6 +68,24 @@ class FlashAttention:
         self._longest, self._longest_context = 1, num_blocks * block_size
         self._is_first = False
 
+    def plan_chunks(
+        self,
+        ends: Tensor,
+        context_lens: Tensor,
+        owners: Tensor,
+        positions: Tensor,
+        block_tables: Tensor,
+    ) -> None:
+        block_size = self._kv.layout.block_size
+        self._first_tokens = torch.cat((ends.new_zeros(1), ends)).int()
+        self._context_lens = context_lens.int()
+        self._block_ids = block_tables[owners, positions // block_size].long()
+        self._offsets = positions % block_size
+        self._block_tables = block_tables
+        self._longest = len(positions)
+        self._longest_context = block_tables.shape[1] * block_size
+        self._is_first = False
+
     def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         k_pages, v_pages = self._kv.page_view(layer)  # [N, B, Hkv, D]
         dtype = k_pages.dtype

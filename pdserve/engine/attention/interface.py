@@ -57,11 +57,29 @@ class AttentionBackend(Protocol):
 
 @runtime_checkable
 class CapturableBackend(Protocol):
-    """A backend whose decode steps a CUDA graph may hold: planned from tensors alone."""
+    """A backend whose steps a CUDA graph may hold: planned from tensors alone.
+
+    What is read on the device then is read again at each replay.
+    """
 
     def plan_decodes(self, positions: Tensor, block_tables: Tensor) -> None:
         """As ``plan``, for one token at ``positions`` ``[S]`` of each of S sequences, whose tables
-        are ``[S, M]``. What is read on the device now is read again at each replay.
+        are ``[S, M]``.
+        """
+
+    def plan_chunks(
+        self,
+        ends: Tensor,
+        context_lens: Tensor,
+        owners: Tensor,
+        positions: Tensor,
+        block_tables: Tensor,
+    ) -> None:
+        """As ``plan``, for S chunks of T tokens in all, of which some may be empty.
+
+        All int64 but the tables ``[S, M]``. ``ends`` ``[S]``: where a chunk ends among the step's
+        tokens; ``context_lens`` ``[S]``: where in its sequence; ``owners`` and ``positions``
+        ``[T]``: the chunk of each token, and where in its sequence it is.
         """
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from pdserve.engine.batch import Batch, Carried, Slot
-from pdserve.engine.decode_graphs import graph_sizes
 from pdserve.engine.runner import ModelRunner
+from pdserve.engine.step_graphs import decode_sizes
 from tests.engine.families import VOCAB_SIZE
 from tests.engine.runs import chunk, greedy, joined, make_runner
 
@@ -78,6 +78,6 @@ def test_replays_leave_other_blocks_alone(model_of: ModelOf) -> None:
 
 @pytest.mark.parametrize("most", [1, 2, 5, 8, 21, 64, 100, 256, 300])
 def test_sizes_ascend_to_the_largest_batch(most: int) -> None:
-    sizes = graph_sizes(most)
+    sizes = decode_sizes(most)
     assert sizes == sorted(set(sizes))
     assert sizes[-1] == most

@@ -1,0 +1,131 @@
+"""Small steps as CUDA graphs: captured once for each of some sizes, replayed with other inputs.
+
+A step launches hundreds of small kernels, and up to some 500 tokens launching takes the host longer
+than running takes the GPU; a replay is one launch. A step runs in the smallest captured shape that
+holds it, filled up with tokens of the spare slot. Owns what the graphs read and write.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from pdserve.engine.staging import on_device_into
+from pdserve.engine.step_input import StepInput, StepShape
+
+MOST_TOKENS = (64, 128, 256, 512)  # of steps that have longer chunks than one token
+MOST_CHUNKS = (2, 17)  # in them; a third size holds as many as there may be
+
+# → logits [S, V] after each chunk, and the likeliest tokens [S], which are kept already
+Forward = Callable[[StepInput, StepShape], tuple[Tensor, Tensor]]
+
+
+class StepGraphs:
+    """Graphs of ``forward`` for the shapes of ``graph_shapes``."""
+
+    def __init__(
+        self,
+        forward: Forward,
+        shapes: Sequence[StepShape],
+        *,
+        vocab_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self._forward = forward
+        self._shapes = sorted(shapes, key=_size)
+        self._decode_sizes = [s.num_tokens for s in self._shapes if s.has_single_tokens]
+        most_values = max(shape.num_values for shape in shapes)
+        most_chunks = max(shape.num_chunks for shape in shapes)
+        self._values = torch.zeros(most_values, dtype=torch.int64, device=device)
+        self._logits = torch.zeros(most_chunks, vocab_size, dtype=dtype, device=device)
+        self._tokens = torch.zeros(most_chunks, dtype=torch.int64, device=device)
+        self._graphs: dict[StepShape, torch.cuda.CUDAGraph] = {}
+
+    def shape_for(self, step: StepShape) -> StepShape | None:
+        """The captured shape that holds such a step; None: there is none."""
+        if not self._graphs:
+            return None
+        if step.has_single_tokens and step.num_chunks <= self._decode_sizes[-1]:
+            size = self._decode_sizes[bisect_left(self._decode_sizes, step.num_chunks)]
+            return decode_shape(size)
+        return next((shape for shape in self._shapes if _holds(shape, step)), None)
+
+    @torch.inference_mode()
+    def capture(self, values_of: Callable[[StepShape], Sequence[int]]) -> None:
+        """Capture all shapes, the largest first: the others share its memory.
+
+        ``values_of`` gives the input of a step that is nothing but filling.
+        """
+        memory = None
+        for shape in reversed(self._shapes):
+            self._send(values_of(shape), shape)
+            self._run(shape)  # compiles and loads what a capture must not
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            # Other threads of a rank may use the GPU meanwhile.
+            with torch.cuda.graph(graph, pool=memory, capture_error_mode="thread_local"):
+                self._run(shape)
+            memory = graph.pool()
+            self._graphs[shape] = graph
+
+    def run(self, values: Sequence[int], shape: StepShape) -> tuple[Tensor, Tensor]:
+        """Logits ``[S, V]`` after each chunk and the likeliest tokens ``[S]``, until the next run.
+
+        ``values`` are those of ``step_input.pack`` for a captured shape.
+        """
+        self._send(values, shape)
+        self._graphs[shape].replay()
+        return self._logits[: shape.num_chunks], self._tokens[: shape.num_chunks]
+
+    def _send(self, values: Sequence[int], shape: StepShape) -> None:
+        on_device_into(self._values[: shape.num_values], values)
+
+    def _run(self, shape: StepShape) -> None:
+        step = StepInput.named(self._values[: shape.num_values], shape)
+        logits, tokens = self._forward(step, shape)
+        self._logits[: shape.num_chunks] = logits
+        self._tokens[: shape.num_chunks] = tokens
+
+
+def graph_shapes(max_num_seqs: int, max_model_len: int) -> list[StepShape]:
+    """Decode steps of up to ``max_num_seqs`` sequences, and steps with prompts of up to 512 tokens.
+
+    What fills a step up is a sequence too, and no longer than one may be.
+    """
+    shapes = [decode_shape(size) for size in decode_sizes(max_num_seqs)]
+    for num_tokens in MOST_TOKENS:
+        if num_tokens <= max_model_len:
+            most = min(max_num_seqs + 1, num_tokens - 1)
+            counts = sorted({min(count, most) for count in MOST_CHUNKS} | {most})
+            shapes += [_chunk_shape(num_tokens, count) for count in counts]
+    return shapes
+
+
+def decode_sizes(max_num_seqs: int) -> list[int]:
+    """Ascending: dense where a row more costs most, at most an eighth apart above 64."""
+    sizes = {1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, max_num_seqs, 32)}
+    return sorted({size for size in sizes if size < max_num_seqs} | {max_num_seqs})
+
+
+def decode_shape(num_seqs: int) -> StepShape:
+    """One token each of so many sequences, which mostly need no more than a block each."""
+    return StepShape(num_tokens=num_seqs, num_chunks=num_seqs, num_new_blocks=num_seqs)
+
+
+def _chunk_shape(num_tokens: int, num_chunks: int) -> StepShape:
+    return StepShape(num_tokens=num_tokens, num_chunks=num_chunks, num_new_blocks=num_chunks)
+
+
+def _holds(shape: StepShape, step: StepShape) -> bool:
+    """True if the step fits with a chunk to spare, which takes the tokens that are too many."""
+    return (
+        not shape.has_single_tokens
+        and step.num_tokens <= shape.num_tokens
+        and step.num_chunks < shape.num_chunks
+    )
+
+
+def _size(shape: StepShape) -> tuple[int, int]:
+    return shape.num_tokens, shape.num_chunks
