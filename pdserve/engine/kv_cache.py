@@ -39,9 +39,13 @@ class KvCache:
         self.tensor = self._with_spare[:num_blocks]
         self.spare_block = BlockId(num_blocks)
 
+    def layer_view(self, layer: int) -> Tensor:
+        """One layer as ``[N + 1, Hkv, 2, B, D]``, the spare block last, without copying."""
+        return self._with_spare[:, :, layer]
+
     def page_view(self, layer: int) -> tuple[Tensor, Tensor]:
         """K and V of one layer as ``[N + 1, B, Hkv, D]``, the spare block last, without copying."""
-        pages = self._with_spare[:, :, layer]  # [N + 1, Hkv, 2, B, D]
+        pages = self.layer_view(layer)
         return pages[:, :, 0].transpose(1, 2), pages[:, :, 1].transpose(1, 2)
 
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:

@@ -12,7 +12,11 @@ from torch import Tensor
 
 from pdserve.core.errors import RankError
 from pdserve.core.kv_layout import KvLayout
-from pdserve.engine.attention.interface import AttentionMetadata, CapturableBackend
+from pdserve.engine.attention.interface import (
+    AttentionMetadata,
+    CapturableBackend,
+    CapturableChunks,
+)
 from pdserve.engine.attention.select import make_backend
 from pdserve.engine.batch import Batch, Carried, Chunk
 from pdserve.engine.engine_config import EngineConfig
@@ -27,7 +31,7 @@ from pdserve.engine.rehearsal import Rehearsal, largest_steps, warm_up
 from pdserve.engine.sampler import SampledRows, Sampler, SampleRow
 from pdserve.engine.slots import Slots
 from pdserve.engine.staging import on_device
-from pdserve.engine.step_graphs import StepGraphs, graph_shapes
+from pdserve.engine.step_graphs import StepGraphs, chunk_shapes, decode_shapes
 from pdserve.engine.step_input import NewBlocks, StepInput, StepShape, pack, shape_of
 
 
@@ -121,15 +125,19 @@ class ModelRunner:
                 owners = step.owners()
                 positions, last_rows = step.positions(owners), step.ends - 1
                 context_lens = step.starts + step.lengths()
+                assert isinstance(attention, CapturableChunks)
                 attention.plan_chunks(step.ends, context_lens, owners, positions, tables)
             logits = self._model.logits(self._hidden(step, positions, last_rows))
             tokens = logits.argmax(1)
             self._slots.keep_last_tokens(step.keep_in, tokens)
             return logits, tokens
 
+        shapes = decode_shapes(config.max_num_seqs)
+        if isinstance(attention, CapturableChunks) and attention.captures_chunks:
+            shapes += chunk_shapes(config.max_num_seqs, config.max_model_len)
         return StepGraphs(
             forward,
-            graph_shapes(config.max_num_seqs, config.max_model_len),
+            shapes,
             vocab_size=config.spec.vocab_size,
             dtype=config.torch_dtype,
             device=self._device,

@@ -22,7 +22,7 @@ Forward = Callable[[StepInput, StepShape], tuple[Tensor, Tensor]]
 
 
 class StepGraphs:
-    """Graphs of ``forward`` for the shapes of ``graph_shapes``."""
+    """Graphs of ``forward`` for these shapes."""
 
     def __init__(
         self,
@@ -89,12 +89,17 @@ class StepGraphs:
         self._tokens[: shape.num_chunks] = tokens
 
 
-def graph_shapes(max_num_seqs: int, max_model_len: int) -> list[StepShape]:
-    """Decode steps of up to ``max_num_seqs`` sequences, and steps with prompts of up to 512 tokens.
+def decode_shapes(max_num_seqs: int) -> list[StepShape]:
+    """Steps of one token each of up to so many sequences."""
+    return [decode_shape(size) for size in decode_sizes(max_num_seqs)]
+
+
+def chunk_shapes(max_num_seqs: int, max_model_len: int) -> list[StepShape]:
+    """Steps with longer chunks, of up to 512 tokens in all.
 
     What fills a step up is a sequence too, and no longer than one may be.
     """
-    shapes = [decode_shape(size) for size in decode_sizes(max_num_seqs)]
+    shapes = []
     for num_tokens in MOST_TOKENS:
         if num_tokens <= max_model_len:
             most = min(max_num_seqs + 1, num_tokens - 1)

@@ -8,7 +8,6 @@ import pytest
 
 from pdserve.engine.batch import Batch, Carried, Slot
 from pdserve.engine.runner import ModelRunner
-from pdserve.engine.step_graphs import decode_sizes
 from tests.engine.families import VOCAB_SIZE
 from tests.engine.runs import chunk, greedy, joined, make_runner
 
@@ -74,10 +73,3 @@ def test_replays_leave_other_blocks_alone(model_of: ModelOf) -> None:
     runner.kv.tensor[used:].fill_(5.0)
     greedy(runner, many, 6)
     assert bool((runner.kv.tensor[used:] == 5.0).all())
-
-
-@pytest.mark.parametrize("most", [1, 2, 5, 8, 21, 64, 100, 256, 300])
-def test_sizes_ascend_to_the_largest_batch(most: int) -> None:
-    sizes = decode_sizes(most)
-    assert sizes == sorted(set(sizes))
-    assert sizes[-1] == most

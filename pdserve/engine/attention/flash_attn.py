@@ -23,6 +23,8 @@ ARCHITECTURES = (9, 10)  # Hopper, Blackwell
 class FlashAttention:
     """For caches in 16 bits; a model in float32 attends in the cache's type."""
 
+    captures_chunks = True
+
     def __init__(self, kv: KvCache, heads: HeadShape) -> None:
         _check(kv, heads)
         self._kv = kv

@@ -57,15 +57,20 @@ class AttentionBackend(Protocol):
 
 @runtime_checkable
 class CapturableBackend(Protocol):
-    """A backend whose steps a CUDA graph may hold: planned from tensors alone.
-
-    What is read on the device then is read again at each replay.
-    """
+    """A backend whose decode steps a CUDA graph may hold: planned from tensors alone."""
 
     def plan_decodes(self, positions: Tensor, block_tables: Tensor) -> None:
         """As ``plan``, for one token at ``positions`` ``[S]`` of each of S sequences, whose tables
-        are ``[S, M]``.
+        are ``[S, M]``. What is read on the device now is read again at each replay.
         """
+
+
+@runtime_checkable
+class CapturableChunks(Protocol):
+    """A backend that can do so for steps with longer chunks too, where ``captures_chunks``."""
+
+    @property
+    def captures_chunks(self) -> bool: ...
 
     def plan_chunks(
         self,
