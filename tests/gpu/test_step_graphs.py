@@ -1,4 +1,4 @@
-"""Decode steps out of CUDA graphs give what steps without them give."""
+"""Steps out of CUDA graphs give what steps without them give."""
 
 import random
 from collections.abc import Callable
@@ -46,19 +46,67 @@ def test_answers_do_not_depend_on_graphs(family: str, model_of: ModelOf) -> None
         )
 
 
-def test_a_decode_step_is_one_launch_of_a_graph(
+@pytest.mark.parametrize("chunk_len", [5, 16, 60])
+def test_answers_do_not_depend_on_graphs_of_chunks(chunk_len: int, model_of: ModelOf) -> None:
+    """Prompts of many lengths, and what is left of the longer ones, in one step."""
+    with_graphs = runner_of(model_of("llama"), cuda_graphs=True)
+    without = runner_of(model_of("llama"), cuda_graphs=False)
+    for count in (1, 2, 4, 9):
+        assert greedy(with_graphs, prompts(count), 6, chunk_len=chunk_len) == greedy(
+            without, prompts(count), 6, chunk_len=chunk_len
+        )
+
+
+@pytest.mark.parametrize("cuda_graphs", [True, False])
+def test_a_prompt_joins_decoding_sequences_in_one_step(
+    cuda_graphs: bool, model_of: ModelOf
+) -> None:
+    runner = runner_of(model_of("llama"), cuda_graphs=cuda_graphs)
+    first, second = prompts(2)
+    alone = [greedy(runner, [prompt], 4)[0] for prompt in (first, second)]
+    start = Batch(step=0, joined=(joined(0, range(8), len(first)),), chunks=(chunk(0, 0, first),))
+    join = joined(1, range(8, 16), len(second))
+    middle = len(second) // 2
+    mixed = [
+        Batch(
+            step=1,
+            joined=(join,),
+            chunks=(
+                chunk(1, 0, second[:middle], num_samples=0),
+                chunk(0, len(first), Carried()),
+            ),
+        ),
+        Batch(
+            step=2,
+            chunks=(chunk(0, len(first) + 1, Carried()), chunk(1, middle, second[middle:])),
+        ),
+        Batch(
+            step=3,
+            chunks=(
+                chunk(1, len(second), Carried()),
+                chunk(0, len(first) + 2, Carried()),
+            ),
+        ),
+    ]
+    outputs = [runner.launch(batch).wait().sampled for batch in (start, *mixed)]
+    tokens = [[sampled.tokens[0] for sampled in output] for output in outputs]
+    assert [tokens[0][0], tokens[1][0], tokens[2][0], tokens[3][1]] == alone[0]
+    assert [tokens[2][1], tokens[3][0]] == alone[1][:2]
+    runner.launch(Batch(step=4, left=(Slot(0), Slot(1))))
+
+
+def test_a_small_step_is_one_launch_of_a_graph(
     model_of: ModelOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runner = runner_of(model_of("llama"), cuda_graphs=True)
     prompt = prompts(1)[0] + [1]
-    runner.launch(
-        Batch(step=0, joined=(joined(0, range(6), len(prompt)),), chunks=(chunk(0, 0, prompt),))
-    )
 
     def never(*args: object) -> None:
         raise AssertionError("the model ran outside its graph")
 
     monkeypatch.setattr(runner._model, "forward", never)
+    start = joined(0, range(6), len(prompt))
+    assert runner.launch(Batch(step=0, joined=(start,), chunks=(chunk(0, 0, prompt),))).wait()
     step = Batch(step=1, chunks=(chunk(0, len(prompt), Carried()),))
     assert len(runner.launch(step).wait().sampled) == 1
     runner.launch(Batch(step=2, left=(Slot(0),)))
