@@ -15,7 +15,7 @@ from pdserve.engine.batch import Joined, Slot
 from pdserve.engine.noise import make_lanes, row_key, stream_of
 from pdserve.engine.penalties import Penalties
 from pdserve.engine.sampling_logprobs import RowLogprobs, wanted_logprobs
-from pdserve.engine.sampling_race import draw
+from pdserve.engine.sampling_race import draw, fast_race
 from pdserve.engine.staging import on_device
 from pdserve.engine.token_masks import blocked_tokens
 
@@ -94,6 +94,7 @@ class Sampler:
         self._vocab_size = vocab_size
         self._device = device
         self._lanes = make_lanes(vocab_size, device)
+        self._fast_race = fast_race(device)
         self._penalties = Penalties(vocab_size, device)
         self._slots: dict[Slot, _SlotState] = {}
         self._plain: set[Slot] = set()
@@ -169,15 +170,27 @@ class Sampler:
         for part in self._parts(changed):
             index, part_logits = self._changed_logits(logits, part)
             tokens[index] = part_logits.argmax(1)
+        as_they_lie = [line for line in drawn if self._is_fast(line) and not line.changes_logits]
+        if as_they_lie:
+            places = [line.index for line in as_they_lie]
+            tokens[self._tensor(places, torch.int64)] = self._draw(logits, places, as_they_lie)
+            drawn = [line for line in drawn if not self._is_fast(line) or line.changes_logits]
         for part in self._parts(drawn):
             index, part_logits = self._changed_logits(logits, part)
-            keys = [
-                row_key(line.state.streams[line.row.choice], line.row.position) for line in part
-            ]
-            sampling = [line.state.sampling for line in part]
-            keys_tensor = on_device(keys, torch.int32, self._device)
-            tokens[index] = draw(part_logits, keys_tensor, self._lanes, sampling)
+            tokens[index] = self._draw(part_logits, range(len(part)), part)
         return tokens
+
+    def _is_fast(self, line: _Line) -> bool:
+        return self._fast_race is not None and self._fast_race.can_draw(line.state.sampling)
+
+    def _draw(self, logits: Tensor, rows: Sequence[int], lines: Sequence[_Line]) -> Tensor:
+        """A token for each line from its row of ``logits``; all rows, unless all are fast."""
+        keys = [row_key(line.state.streams[line.row.choice], line.row.position) for line in lines]
+        sampling = [line.state.sampling for line in lines]
+        if self._fast_race is not None and all(map(self._is_fast, lines)):
+            return self._fast_race.draw(logits, rows, keys, sampling)
+        keys_there = on_device(keys, torch.int32, self._device)
+        return draw(logits, keys_there, self._lanes, sampling)
 
     def _changed_logits(self, logits: Tensor, part: Sequence[_Line]) -> tuple[Tensor, Tensor]:
         """The lines' places ``[P]`` and a changed copy of their logits: float32 ``[P, V]``."""

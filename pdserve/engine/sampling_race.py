@@ -5,10 +5,12 @@ proportional to its weight. Greedy rows do not come here.
 """
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from pdserve.core.plugin import load_plugin
 from pdserve.core.request import SamplingParams
 from pdserve.engine.noise import noise
 from pdserve.engine.sampling_truncation import (
@@ -21,6 +23,37 @@ from pdserve.engine.sampling_truncation import (
 from pdserve.engine.staging import on_device
 
 _LEAST_TEMPERATURE = 1e-30  # float32 still divides by it
+_FAST_RACE = "pdserve.engine.sampling_race_triton:TritonRace"
+
+
+class FastRace(Protocol):
+    """``draw`` as one kernel, which reads the logits where they lie."""
+
+    def can_draw(self, sampling: SamplingParams) -> bool:
+        """False for what only ``draw`` knows."""
+
+    def draw(
+        self,
+        logits: Tensor,
+        rows: Sequence[int],
+        keys: Sequence[tuple[int, int]],
+        sampling: Sequence[SamplingParams],
+    ) -> Tensor:
+        """One token for each of these ``rows`` of ``logits`` (any float type ``[R, V]``): int64.
+
+        Temperatures are > 0; ``keys`` are ``row_key``'s.
+        """
+
+
+def fast_race(device: torch.device) -> FastRace | None:
+    """The one for this device, if there is one and its package is installed."""
+    if device.type != "cuda":
+        return None
+    try:
+        race: FastRace = load_plugin(_FAST_RACE)()
+    except ImportError:
+        return None
+    return race
 
 
 def draw(logits: Tensor, keys: Tensor, lanes: Tensor, sampling: Sequence[SamplingParams]) -> Tensor:
@@ -42,8 +75,13 @@ def draw(logits: Tensor, keys: Tensor, lanes: Tensor, sampling: Sequence[Samplin
     return tokens
 
 
+def least_temperature(sampling: SamplingParams) -> float:
+    """The temperature, large enough to divide by."""
+    return max(sampling.temperature, _LEAST_TEMPERATURE)
+
+
 def _weights(logits: Tensor, sampling: Sequence[SamplingParams]) -> Tensor:
-    temperatures = [max(p.temperature, _LEAST_TEMPERATURE) for p in sampling]
+    temperatures = [least_temperature(p) for p in sampling]
     below_peak = logits - logits.amax(1, keepdim=True)
     return below_peak.div_(_column(temperatures, torch.float32, logits)[:, None]).exp_()
 
