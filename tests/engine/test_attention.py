@@ -13,6 +13,8 @@ from pdserve.core.errors import ConfigError
 from pdserve.core.kv_layout import KvLayout
 from pdserve.engine.attention.interface import AttentionBackend, AttentionMetadata, HeadShape
 from pdserve.engine.attention.select import make_backend
+from pdserve.engine.kernels.interface import Kernels, Rope
+from pdserve.engine.kernels.torch_kernels import TorchKernels
 from pdserve.engine.kv_cache import KvCache
 
 CPU = torch.device("cpu")
@@ -81,10 +83,19 @@ class Step:
             self.tables[row, : len(dealt)] = dealt
         self.tables = self.tables.to(device)
         num_tokens = sum(length for _, length in case.chunks)
-        qkv = self._draw(num_tokens, heads.num_heads + 2 * heads.num_kv_heads, heads.head_size)
-        counts = [heads.num_heads, heads.num_kv_heads, heads.num_kv_heads]
-        self.q, self.k, self.v = qkv.to(dtype).split(counts, dim=1)
+        num_rows = heads.num_heads + 2 * heads.num_kv_heads
+        self._qkv = self._draw(num_tokens, num_rows, heads.head_size).to(dtype)
+        longest = max(start + length for start, length in case.chunks)
+        angles = self._draw(longest, heads.head_size // 2)
+        self.rope_table = torch.cat((angles.cos(), angles.sin()), dim=-1)
         self.histories = [self._write_history(row) for row in range(len(case.chunks))]
+
+    def qkv(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The step's q, k and v, to be rotated in place: views of one fresh tensor."""
+        heads = self.case.heads
+        counts = [heads.num_heads, heads.num_kv_heads, heads.num_kv_heads]
+        q, k, v = self._qkv.clone().split(counts, dim=1)
+        return q, k, v
 
     def _draw(self, *shape: int) -> Tensor:
         return torch.randn(shape, generator=self._random).to(self.device)
@@ -94,10 +105,10 @@ class Step:
         start, _ = self.case.chunks[row]
         shape = (2, start, self.case.heads.num_kv_heads, self.case.heads.head_size)
         history = self._draw(*shape).to(self.kv.dtype)
-        for position in range(start):
-            block = int(self.tables[row, position // self.case.block_size])
-            offset = position % self.case.block_size
-            self.kv.tensor[block, :, :, :, offset] = history[:, position].permute(1, 0, 2)[:, None]
+        positions = torch.arange(start, device=self.device)
+        blocks = self.tables[row, positions // self.case.block_size].long()
+        rows = history.permute(1, 2, 0, 3)  # [start, Hkv, 2, D]
+        self.kv.tensor[blocks, :, :, :, positions % self.case.block_size] = rows[:, :, None]
         return history.float()
 
     @property
@@ -113,23 +124,26 @@ class Step:
     def dense(self) -> Tensor:
         """``[T, Hq * D]`` float32, position by position."""
         heads, out, token = self.case.heads, [], 0
-        new = torch.stack((self.k, self.v)).to(self.kv.dtype).float()
+        q_rows, k_rows, v_rows = self.qkv()
+        TorchKernels().rotate(q_rows, k_rows, self.metadata.positions, self.rope_table)
+        new = torch.stack((k_rows, v_rows)).to(self.kv.dtype).float()
         for (start, length), history in zip(self.case.chunks, self.histories, strict=True):
             keys, values = torch.cat((history, new[:, token : token + length]), dim=1)
             for position in range(start, start + length):
                 window = heads.sliding_window or position + 1
                 seen = slice(max(0, position + 1 - window), position + 1)
-                q = self.q[token].float().view(heads.num_kv_heads, heads.group_size, -1)
+                q = q_rows[token].float().view(heads.num_kv_heads, heads.group_size, -1)
                 scores = torch.einsum("hgd,nhd->hgn", q, keys[seen]) * heads.scale
                 out.append(torch.einsum("hgn,nhd->hgd", scores.softmax(-1), values[seen]).flatten())
                 token += 1
         return torch.stack(out)
 
 
-def attend(backend: AttentionBackend, step: Step) -> Tensor:
+def attend(backend: AttentionBackend, step: Step, kernels: Kernels | None = None) -> Tensor:
     backend.plan(step.metadata)
-    first = backend.run(0, step.q, step.k, step.v)
-    assert torch.equal(backend.run(1, step.q, step.k, step.v), first)
+    rope = Rope(kernels=kernels or TorchKernels(), table=step.rope_table)
+    first = backend.run(0, *step.qkv(), rope)
+    assert torch.equal(backend.run(1, *step.qkv(), rope), first)
     return first.float()
 
 
@@ -161,7 +175,8 @@ def test_blocks_beyond_two_to_the_31_elements(name: str) -> None:
     )
     kv = KvCache(layout, 2060, CPU)  # 4.3 GB, of which only what is written becomes real
     assert kv.tensor[2055].storage_offset() > 1 << 31
-    q, k, v = torch.randn(3, 20, 8, 128, generator=torch.Generator().manual_seed(0))
+    qkv = torch.randn(3, 20, 8, 128, generator=torch.Generator().manual_seed(0))
+    rope = Rope(kernels=TorchKernels(), table=torch.randn(20, 128))
     outputs = []
     for blocks in ([0, 1], [2059, 2055]):
         backend = make_backend(name, kv, heads, CPU)
@@ -170,7 +185,8 @@ def test_blocks_beyond_two_to_the_31_elements(name: str) -> None:
         backend.plan(
             AttentionMetadata(starts=(0,), lengths=(20,), positions=positions, block_tables=tables)
         )
-        outputs.append(backend.run(31, q, k, v))
+        q, k, v = qkv.clone()
+        outputs.append(backend.run(31, q, k, v, rope))
     assert torch.equal(outputs[0], outputs[1])
     assert torch.equal(kv.tensor[2059, :, 31], kv.tensor[0, :, 31])
 
@@ -197,7 +213,7 @@ def test_an_unknown_backend_is_refused_by_name() -> None:
     heads = HeadShape(num_heads=1, num_kv_heads=1, head_size=16)
     step = Step(Case(heads=heads, block_size=4, chunks=((0, 1),)))
     with pytest.raises(
-        ConfigError, match="'flash' is not one of auto, cpu_paged, flash_attn, sdpa"
+        ConfigError, match="'flash' is not one of auto, cpu_paged, flash_attn, sdpa, triton"
     ):
         make_backend("flash", step.kv, heads, CPU)
 
@@ -211,8 +227,9 @@ def test_head_sizes_that_the_c_code_cannot_do_run_on_sdpa() -> None:
     torch.testing.assert_close(found, step.dense())
 
 
-def test_a_backend_whose_package_is_not_here_is_refused_by_name() -> None:
+@pytest.mark.parametrize("name", ["flash_attn", "triton"])
+def test_a_backend_whose_package_is_not_here_is_refused_by_name(name: str) -> None:
     heads = HeadShape(num_heads=2, num_kv_heads=1, head_size=16)
     step = Step(Case(heads=heads, block_size=4, chunks=((3, 2),)))
-    with pytest.raises(ConfigError, match="'flash_attn'"):
-        make_backend("flash_attn", step.kv, heads, CPU)
+    with pytest.raises(ConfigError, match=f"'{name}'"):
+        make_backend(name, step.kv, heads, CPU)

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from pdserve.engine.kernels.interface import Kernels
+from pdserve.engine.kernels.interface import Destination, Kernels
 from pdserve.engine.kernels.select import make_kernels
 from pdserve.engine.kernels.torch_kernels import TorchKernels
 
@@ -89,6 +89,47 @@ def test_rotation_in_place_of_views(
     ORACLE.rotate(expected[:, :q], expected[:, q : q + kv], positions, table)
     assert_close(found, expected)
     assert torch.equal(found[:, q + kv :], qkv[:, q + kv :])  # v is left alone
+
+
+@given(
+    rows=ROWS,
+    heads=st.sampled_from([(4, 2), (32, 8), (1, 1), (14, 2), (20, 20)]),
+    size=st.sampled_from([16, 24, 64, 128]),
+    block_size=st.sampled_from([1, 16, 24]),
+    dtype=DTYPES,
+    kv_dtype=DTYPES,
+    seed=st.integers(0, 99),
+)
+@settings(max_examples=60, deadline=None)
+def test_rotation_and_the_write_into_pages(
+    rows: int,
+    heads: tuple[int, int],
+    size: int,
+    block_size: int,
+    dtype: torch.dtype,
+    kv_dtype: torch.dtype,
+    seed: int,
+) -> None:
+    q, kv = heads
+    qkv = random(seed, rows, q + 2 * kv, size, dtype=dtype)
+    table = random(seed + 1, 90, size, dtype=torch.float32)
+    positions = torch.randint(90, (rows,), device=GPU)
+    num_blocks = rows // block_size + 3
+    cache = random(seed + 2, num_blocks, kv, 2, 2, block_size, size, dtype=kv_dtype)  # two layers
+    cells = torch.randperm(num_blocks * block_size, device=GPU)[:rows]
+    results = []
+    for kernels in (ours(), ORACLE):
+        x, pages = qkv.clone(), cache.clone()
+        to = Destination(pages=pages[:, :, 1], cells=cells)
+        q_rows, k_rows, v_rows = x.split([q, kv, kv], dim=1)
+        kernels.rotate_and_write(q_rows, k_rows, v_rows, positions, table, to)
+        results.append((x, pages))
+    (found, found_pages), (expected, expected_pages) = results
+    assert_close(found, expected)
+    unit = max(torch.finfo(dtype).eps, torch.finfo(kv_dtype).eps)
+    torch.testing.assert_close(found_pages, expected_pages, rtol=2 * unit, atol=4e-6)
+    assert torch.equal(found[:, q + kv :], qkv[:, q + kv :])  # v is left alone
+    assert torch.equal(found_pages[:, :, 0], cache[:, :, 0])  # and the other layer
 
 
 def test_auto_takes_them_on_a_gpu() -> None:

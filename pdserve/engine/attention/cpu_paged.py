@@ -14,6 +14,7 @@ from torch import Tensor
 
 from pdserve.core.errors import ConfigError
 from pdserve.engine.attention.interface import AttentionMetadata, HeadShape
+from pdserve.engine.kernels.interface import Rope
 from pdserve.engine.kv_cache import KvCache
 from pdserve.engine.native.library import native_library
 
@@ -92,6 +93,7 @@ class CpuPagedAttention:
         self._kv = kv
         self._plan = _fixed_part(kv, heads)
         self._held: tuple[Tensor, ...] = ()  # what the plan points to
+        self._positions = torch.empty(0, dtype=torch.int64)  # [T]
         self._workspace = torch.empty(0)
         self._context = torch.empty(0)
 
@@ -102,7 +104,7 @@ class CpuPagedAttention:
             firsts.append(firsts[-1] + length)
         short = [bool(self._is_short(plan, length)) for length in metadata.lengths]
         order = sorted(range(len(short)), key=lambda chunk: not short[chunk])
-        tables = metadata.block_tables
+        tables, self._positions = metadata.block_tables, metadata.positions
         self._held = (
             _int64(metadata.starts[chunk] for chunk in order),
             _int64(metadata.lengths[chunk] for chunk in order),
@@ -121,9 +123,13 @@ class CpuPagedAttention:
         plan.num_threads = torch.get_num_threads() if work > ALONE_UP_TO else 1
         self._reserve([ends[chunk] for chunk in order[plan.num_short :]])
 
-    def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor, rope: Rope) -> Tensor:
+        rope.rotate(q, k, self._positions)
         if q.dtype not in DTYPES:
-            return self.run(layer, q.float(), k.float(), v.float()).to(q.dtype)
+            return self._write_and_attend(layer, q.float(), k.float(), v.float()).to(q.dtype)
+        return self._write_and_attend(layer, q, k, v)
+
+    def _write_and_attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         assert q.stride(1) == k.stride(1) == v.stride(1) == q.shape[2]
         out = torch.empty(q.shape[0], q.shape[1] * q.shape[2], dtype=q.dtype)
         self._plan.x_is_bf16 = q.dtype is torch.bfloat16

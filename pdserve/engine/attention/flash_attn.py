@@ -12,6 +12,7 @@ from torch import Tensor
 
 from pdserve.core.errors import ConfigError
 from pdserve.engine.attention.interface import AttentionMetadata, HeadShape
+from pdserve.engine.kernels.interface import Destination, Rope
 from pdserve.engine.kv_cache import KvCache
 from pdserve.engine.staging import on_device
 
@@ -31,14 +32,14 @@ class FlashAttention:
         self._heads = heads
         window = heads.sliding_window
         self._window = (None, None) if window is None else (window - 1, 0)
-        self._block_ids = self._offsets = torch.empty(0, dtype=torch.int64)  # [T] each
+        self._positions = self._cells = torch.empty(0, dtype=torch.int64)  # [T] each
         self._first_tokens = self._context_lens = torch.empty(0, dtype=torch.int32)  # [S+1], [S]
         self._block_tables = torch.empty(0, dtype=torch.int32)  # [S, M]
         self._longest = self._longest_context = 0
         self._is_first = False  # of every chunk
 
     def plan(self, metadata: AttentionMetadata) -> None:
-        lengths, positions, tables = metadata.lengths, metadata.positions, metadata.block_tables
+        lengths, tables = metadata.lengths, metadata.block_tables
         ends = [start + length for start, length in zip(metadata.starts, lengths, strict=True)]
         firsts = [0]
         for length in lengths:
@@ -49,9 +50,8 @@ class FlashAttention:
         self._context_lens = packed[num_firsts : num_firsts + num_chunks]
         lengths_there = packed[num_firsts + num_chunks :]
         owners = torch.repeat_interleave(lengths_there, output_size=firsts[-1])
-        block_size = self._kv.layout.block_size
-        self._block_ids = tables[owners, positions // block_size].long()
-        self._offsets = positions % block_size
+        self._positions = metadata.positions
+        self._cells = metadata.cells(owners, self._kv.layout.block_size)
         self._block_tables = tables
         self._longest, self._longest_context = max(lengths), max(ends)
         self._is_first = not any(metadata.starts)
@@ -64,8 +64,9 @@ class FlashAttention:
             num_seqs + 1, dtype=torch.int32, device=block_tables.device
         )
         self._context_lens = positions.int() + 1
-        self._block_ids = block_tables.gather(1, blocks)[:, 0].long()
-        self._offsets = positions % block_size
+        block_ids = block_tables.gather(1, blocks)[:, 0].long()
+        self._positions = positions
+        self._cells = block_ids * block_size + positions % block_size
         self._block_tables = block_tables
         self._longest, self._longest_context = 1, num_blocks * block_size
         self._is_first = False
@@ -81,22 +82,23 @@ class FlashAttention:
         block_size = self._kv.layout.block_size
         self._first_tokens = torch.cat((ends.new_zeros(1), ends)).int()
         self._context_lens = context_lens.int()
-        self._block_ids = block_tables[owners, positions // block_size].long()
-        self._offsets = positions % block_size
+        block_ids = block_tables[owners, positions // block_size].long()
+        self._positions = positions
+        self._cells = block_ids * block_size + positions % block_size
         self._block_tables = block_tables
         self._longest = len(positions)
         self._longest_context = block_tables.shape[1] * block_size
         self._is_first = False
 
-    def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        k_pages, v_pages = self._kv.page_view(layer)  # [N, B, Hkv, D]
-        dtype = k_pages.dtype
-        queries, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
-        k_pages[self._block_ids, self._offsets] = k
-        v_pages[self._block_ids, self._offsets] = v
+    def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor, rope: Rope) -> Tensor:
+        to = Destination(pages=self._kv.layer_view(layer), cells=self._cells)
+        rope.rotate_and_write(q, k, v, self._positions, to)
+        dtype = self._kv.dtype
+        queries = q.to(dtype)
         if self._is_first:
-            out = self._attend_to_step(queries, k, v)
+            out = self._attend_to_step(queries, k.to(dtype), v.to(dtype))
         else:
+            k_pages, v_pages = self._kv.page_view(layer)  # [N, B, Hkv, D]
             out = self._attend_to_pages(queries, k_pages, v_pages)
         return out.view(q.shape[0], -1).to(q.dtype)
 

@@ -1,12 +1,11 @@
 """Attention over the paged KV cache, one Protocol for all devices and libraries."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
-from pdserve.engine.kv_cache import KvCache
+from pdserve.engine.kernels.interface import Rope
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,14 +40,21 @@ class AttentionMetadata:
     positions: Tensor  # [T] int64, on the device
     block_tables: Tensor  # [S, M] int32, on the device; entries beyond a chunk's end are any block
 
+    def cells(self, owners: Tensor, block_size: int) -> Tensor:
+        """``[T]`` int64: B times each token's block, plus its place in there. ``owners`` ``[T]``
+        are the tokens' chunks.
+        """
+        blocks = self.block_tables[owners, self.positions // block_size].long()
+        return blocks * block_size + self.positions % block_size
+
 
 class AttentionBackend(Protocol):
     """``plan`` once per step, then ``run`` once per layer."""
 
     def plan(self, metadata: AttentionMetadata) -> None: ...
 
-    def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Write the step's K and V into their pages, then attend.
+    def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor, rope: Rope) -> Tensor:
+        """Rotate q and k in place, write the step's K and V into their pages, then attend.
 
         q ``[T, Hq, D]``, k and v ``[T, Hkv, D]`` (rows may be strided) → ``[T, Hq * D]``. Each
         token attends to all cached positions up to its own.
@@ -88,4 +94,5 @@ class CapturableChunks(Protocol):
         """
 
 
-MakeBackend = Callable[[KvCache, HeadShape], AttentionBackend]
+class DecodeBackend(AttentionBackend, CapturableBackend, Protocol):
+    """For steps of one token of each sequence, inside graphs and outside."""

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pdserve.engine.attention.interface import AttentionMetadata, HeadShape
+from pdserve.engine.kernels.interface import Destination, Rope
 from pdserve.engine.kv_cache import KvCache
 
 
@@ -28,16 +29,16 @@ class SdpaAttention:
         self._heads = heads
         self._block_size = kv.layout.block_size
         self._chunks: list[_Chunk] = []
-        self._block_ids = torch.empty(0, dtype=torch.int64)  # [T] block of each token
-        self._offsets = torch.empty(0, dtype=torch.int64)  # [T] its place in the block
+        self._positions = torch.empty(0, dtype=torch.int64)  # [T]
+        self._cells = torch.empty(0, dtype=torch.int64)  # [T] where each token's K and V go
 
     def plan(self, metadata: AttentionMetadata) -> None:
         tables = metadata.block_tables.long()
         device = tables.device
         lengths = torch.tensor(metadata.lengths, device=device)
         owners = torch.repeat_interleave(torch.arange(len(lengths), device=device), lengths)
-        self._block_ids = tables[owners, metadata.positions // self._block_size]
-        self._offsets = metadata.positions % self._block_size
+        self._positions = metadata.positions
+        self._cells = metadata.cells(owners, self._block_size)
         self._chunks = []
         first = 0
         for row, (start, length) in enumerate(zip(metadata.starts, metadata.lengths, strict=True)):
@@ -52,10 +53,9 @@ class SdpaAttention:
             )
             first += length
 
-    def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        k_pages, v_pages = self._kv.page_view(layer)  # [N, B, Hkv, D]
-        k_pages[self._block_ids, self._offsets] = k.to(k_pages.dtype)
-        v_pages[self._block_ids, self._offsets] = v.to(v_pages.dtype)
+    def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor, rope: Rope) -> Tensor:
+        to = Destination(pages=self._kv.layer_view(layer), cells=self._cells)
+        rope.rotate_and_write(q, k, v, self._positions, to)
         out = torch.empty(q.shape[0], q.shape[1] * q.shape[2], dtype=q.dtype, device=q.device)
         for chunk in self._chunks:
             out[chunk.tokens] = self._attend(layer, q[chunk.tokens], chunk)

@@ -1,8 +1,24 @@
 """What a model needs between its matrix products, one Protocol for all devices."""
 
+from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Destination:
+    """Where the K and V of T tokens go."""
+
+    pages: Tensor  # one layer of the KV cache, [N, Hkv, 2, B, D]
+    cells: Tensor  # [T] int64: B times the token's block, plus its place in there
+
+    def write(self, k: Tensor, v: Tensor) -> None:
+        """In plain torch; k and v are ``[T, Hkv, D]``."""
+        block_size = self.pages.shape[3]
+        blocks, offsets = self.cells // block_size, self.cells % block_size
+        self.pages[blocks, :, 0, offsets] = k.to(self.pages.dtype)
+        self.pages[blocks, :, 1, offsets] = v.to(self.pages.dtype)
 
 
 class Kernels(Protocol):
@@ -23,3 +39,26 @@ class Kernels(Protocol):
         ``positions`` ``[T]`` int64 are rows of ``table`` ``[P, D]`` float32: D/2 cosines, then D/2
         sines. Element i turns with element i + D/2.
         """
+
+    def rotate_and_write(
+        self, q: Tensor, k: Tensor, v: Tensor, positions: Tensor, table: Tensor, to: Destination
+    ) -> None:
+        """As ``rotate``; then k and v ``[T, Hkv, D]`` are written to their pages."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rope:
+    """A model's rotary embedding: its angles, and the operations that turn by them."""
+
+    kernels: Kernels
+    table: Tensor  # [P, D], as ``Kernels.rotate`` takes it
+
+    def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> None:
+        """Rotate q and k in place."""
+        self.kernels.rotate(q, k, positions, self.table)
+
+    def rotate_and_write(
+        self, q: Tensor, k: Tensor, v: Tensor, positions: Tensor, to: Destination
+    ) -> None:
+        """Rotate q and k in place, and write k and v."""
+        self.kernels.rotate_and_write(q, k, v, positions, self.table, to)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from pdserve.core.errors import ConfigError
+from pdserve.engine.kernels.interface import Destination
 from pdserve.engine.kernels.torch_kernels import TorchKernels
 from pdserve.engine.native.library import native_library
 
@@ -96,6 +97,12 @@ class NativeKernels:
             k.stride(0),
             size,
         )
+
+    def rotate_and_write(
+        self, q: Tensor, k: Tensor, v: Tensor, positions: Tensor, table: Tensor, to: Destination
+    ) -> None:
+        self.rotate(q, k, positions, table)
+        to.write(k, v)
 
 
 def _typed(library: ctypes.CDLL, name: str) -> dict[torch.dtype, Any]:

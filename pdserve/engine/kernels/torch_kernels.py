@@ -4,6 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from pdserve.engine.kernels.interface import Destination
+
 
 class TorchKernels:
     """Computes in float32 and rounds once, whatever the dtype of the input."""
@@ -26,3 +28,9 @@ class TorchKernels:
         for x in (q, k):
             left, right = x.float().chunk(2, dim=-1)  # [T, H, D/2] each
             x.copy_(torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1))
+
+    def rotate_and_write(
+        self, q: Tensor, k: Tensor, v: Tensor, positions: Tensor, table: Tensor, to: Destination
+    ) -> None:
+        self.rotate(q, k, positions, table)
+        to.write(k, v)

@@ -9,7 +9,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from pdserve.engine.kernels.interface import Destination
+
 SILU_BLOCK = 1024
+ROPE_HEADS = 8  # heads of one token that a program rotates
+ROPE_WARPS = 2
 
 
 class TritonKernels:
@@ -73,6 +77,32 @@ class TritonKernels:
             size // 2,
             BLOCK=triton.next_power_of_2(size // 2),
             num_warps=1,
+        )
+
+    def rotate_and_write(
+        self, q: Tensor, k: Tensor, v: Tensor, positions: Tensor, table: Tensor, to: Destination
+    ) -> None:
+        num_tokens, num_q_heads, size = q.shape
+        num_kv_heads, block_size = k.shape[1], to.pages.shape[3]
+        num_programs = triton.cdiv(num_q_heads, ROPE_HEADS) + triton.cdiv(num_kv_heads, ROPE_HEADS)
+        _rotate_and_write[(num_tokens, num_programs)](
+            q,
+            k,
+            v,
+            positions,
+            table,
+            to.pages,
+            to.cells,
+            *(stride for x in (q, k, v) for stride in x.stride()[:2]),
+            BLOCK_STRIDE=to.pages.stride(0),
+            HEAD_STRIDE=to.pages.stride(1),
+            B=block_size,
+            HQ=num_q_heads,
+            HKV=num_kv_heads,
+            HALF=size // 2,
+            HEADS=ROPE_HEADS,
+            BLOCK=triton.next_power_of_2(size // 2),
+            num_warps=ROPE_WARPS,
         )
 
 
@@ -175,3 +205,67 @@ def _rotate(
     right = tl.load(place + half, mask=inside, other=0.0).to(tl.float32)
     tl.store(place, left * cos - right * sin, mask=inside)
     tl.store(place + half, right * cos + left * sin, mask=inside)
+
+
+@triton.jit(do_not_specialize_on_alignment=["positions"])
+def _rotate_and_write(
+    q,
+    k,
+    v,
+    positions,
+    table,
+    pages,
+    cells,
+    q_row_stride,
+    q_head_stride,
+    k_row_stride,
+    k_head_stride,
+    v_row_stride,
+    v_head_stride,
+    BLOCK_STRIDE: tl.constexpr,
+    HEAD_STRIDE: tl.constexpr,
+    B: tl.constexpr,
+    HQ: tl.constexpr,
+    HKV: tl.constexpr,
+    HALF: tl.constexpr,
+    HEADS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Some query heads of a token, or some KV heads of it. ``pages`` is ``[N, Hkv, 2, B, D]``."""
+    token = tl.program_id(0).to(tl.int64)
+    group = tl.program_id(1)
+    num_q_groups: tl.constexpr = (HQ + HEADS - 1) // HEADS
+    pairs = tl.arange(0, BLOCK)[None, :]
+    heads = tl.arange(0, HEADS)[:, None]
+    angles = table + tl.load(positions + token) * (2 * HALF) + pairs
+    cos = tl.load(angles, mask=pairs < HALF, other=0.0)
+    sin = tl.load(angles + HALF, mask=pairs < HALF, other=0.0)
+    if group < num_q_groups:
+        heads += group * HEADS
+        inside = (heads < HQ) & (pairs < HALF)
+        place = q + token * q_row_stride + heads * q_head_stride + pairs
+        left = tl.load(place, mask=inside, other=0.0).to(tl.float32)
+        right = tl.load(place + HALF, mask=inside, other=0.0).to(tl.float32)
+        tl.store(place, left * cos - right * sin, mask=inside)
+        tl.store(place + HALF, right * cos + left * sin, mask=inside)
+    else:
+        heads += (group - num_q_groups) * HEADS
+        inside = (heads < HKV) & (pairs < HALF)
+        cell = tl.load(cells + token)
+        page = pages + cell // B * BLOCK_STRIDE + cell % B * (2 * HALF)
+        page_row = page + heads * HEAD_STRIDE + pairs
+        place = k + token * k_row_stride + heads * k_head_stride + pairs
+        left = tl.load(place, mask=inside, other=0.0).to(tl.float32)
+        right = tl.load(place + HALF, mask=inside, other=0.0).to(tl.float32)
+        new_left = (left * cos - right * sin).to(k.dtype.element_ty)
+        new_right = (right * cos + left * sin).to(k.dtype.element_ty)
+        tl.store(place, new_left, mask=inside)
+        tl.store(place + HALF, new_right, mask=inside)
+        tl.store(page_row, new_left.to(pages.dtype.element_ty), mask=inside)
+        tl.store(page_row + HALF, new_right.to(pages.dtype.element_ty), mask=inside)
+        v_row = v + token * v_row_stride + heads * v_head_stride + pairs
+        v_left = tl.load(v_row, mask=inside, other=0.0)
+        v_right = tl.load(v_row + HALF, mask=inside, other=0.0)
+        v_page_row = page_row + B * 2 * HALF
+        tl.store(v_page_row, v_left.to(pages.dtype.element_ty), mask=inside)
+        tl.store(v_page_row + HALF, v_right.to(pages.dtype.element_ty), mask=inside)

@@ -2,6 +2,7 @@
 
 from torch import Tensor
 
+from pdserve.engine.kernels.interface import Rope
 from pdserve.engine.model.decoder import Decoder, ModelInput, RmsNorm, layer_name
 from pdserve.engine.model.linear import QkvLinear, RowLinear
 from pdserve.engine.model.shard import Shard
@@ -23,14 +24,12 @@ class Qwen3Attention:
             bias=spec.attention_bias,
         )
         self._layer = layer
-        self._rotate = shard.kernels.rotate
-        self._rope_table = shard.rope_table
+        self._rope = Rope(kernels=shard.kernels, table=shard.rope_table)
 
     def forward(self, x: Tensor, step: ModelInput) -> Tensor:
         q, k, v = self.qkv(x)
         q, k = self.q_norm(q), self.k_norm(k)
-        self._rotate(q, k, step.positions, self._rope_table)
-        return self.out(step.attention.run(self._layer, q, k, v))
+        return self.out(step.attention.run(self._layer, q, k, v, self._rope))
 
 
 def build(shard: Shard) -> Decoder:

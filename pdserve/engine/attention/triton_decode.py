@@ -1,0 +1,145 @@
+"""Decode attention on NVIDIA GPUs in Triton, the KV read once and by all processors alike;
+``sdpa.py`` is its oracle.
+
+For steps of one token of each sequence. How the work is shared is decided on the device from the
+sequences' lengths, so that one captured graph serves any; ``triton_kernels.py`` says how.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+import triton
+from torch import Tensor
+
+from pdserve.core.errors import ConfigError
+from pdserve.engine.attention import triton_kernels
+from pdserve.engine.attention.interface import AttentionMetadata, HeadShape
+from pdserve.engine.kernels.interface import Destination, Rope
+from pdserve.engine.kv_cache import KvCache
+
+NO_WINDOW = 1 << 30
+TILE_BYTES = 32768  # of K, and as many of V: two programs fit
+MOST_POSITIONS = 128  # of a tile
+PROGRAMS_PER_PROCESSOR = 2
+NUM_WARPS = 4
+NUM_STAGES = 2  # one tile is in use or on its way; the other program computes meanwhile
+MOST_HEAD_SIZE = 256
+LEAST_ROWS = 16  # of a matrix product
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """One step's inputs on the device, and room for what the programs tell each other."""
+
+    positions: Tensor  # [S] int64
+    block_tables: Tensor  # [S, M] int32
+    lengths: Tensor  # [S + 1] int32
+    cells: Tensor  # [S] int64, where each token's K and V go
+    starts: Tensor  # [programs, 4] int32: sequence, head, tile
+    total: Tensor  # [1] int64, tiles
+    arrivals: Tensor  # [S, Hkv] int32, pieces that are written; zeros between layers
+
+
+class TritonDecode:
+    """For any block size, KV in float32 or 16 bits; a model in float32 over 16 bits attends in the
+    cache's type.
+    """
+
+    def __init__(self, kv: KvCache, heads: HeadShape) -> None:
+        _check(kv, heads)
+        self._kv = kv
+        self._heads = heads
+        device = kv.tensor.device
+        processors = torch.cuda.get_device_properties(device).multi_processor_count
+        self._num_programs = PROGRAMS_PER_PROCESSOR * processors
+        self._padded = max(int(triton.next_power_of_2(heads.head_size)), LEAST_ROWS)
+        self._tile = min(TILE_BYTES // (self._padded * kv.dtype.itemsize), MOST_POSITIONS)
+        self._window = NO_WINDOW if heads.sliding_window is None else heads.sliding_window
+        self._layers = [kv.layer_view(layer) for layer in range(kv.layout.num_layers)]
+        num_pieces, rows = 2 * self._num_programs, heads.group_size  # a program leaves two at most
+        self._pieces = torch.empty(num_pieces, rows, self._padded, device=device)
+        self._piece_sums = torch.empty(num_pieces, 2, rows, device=device)
+        self._plan: _Plan | None = None
+
+    def plan(self, metadata: AttentionMetadata) -> None:
+        assert set(metadata.lengths) == {1}
+        self.plan_decodes(metadata.positions, metadata.block_tables)
+
+    def plan_decodes(self, positions: Tensor, block_tables: Tensor) -> None:
+        num_seqs, num_heads = len(positions), self._heads.num_kv_heads
+        device = positions.device
+        self._plan = plan = _Plan(
+            positions=positions,
+            block_tables=block_tables,
+            lengths=torch.empty(num_seqs + 1, dtype=torch.int32, device=device),
+            cells=torch.empty(num_seqs, dtype=torch.int64, device=device),
+            starts=torch.empty(self._num_programs, 4, dtype=torch.int32, device=device),
+            total=torch.empty(1, dtype=torch.int64, device=device),
+            arrivals=torch.empty(num_seqs, num_heads, dtype=torch.int32, device=device),
+        )
+        triton_kernels.plan_decodes[(num_seqs,)](
+            positions,
+            block_tables,
+            plan.lengths,
+            plan.cells,
+            plan.starts,
+            plan.total,
+            plan.arrivals,
+            num_seqs,
+            block_tables.stride(0),
+            self._window,
+            self._num_programs,
+            HKV=num_heads,
+            B=self._kv.layout.block_size,
+            BN=self._tile,
+            STEP=triton_kernels.STEP,
+        )
+
+    def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor, rope: Rope) -> Tensor:
+        plan, heads, pages = self._plan, self._heads, self._layers[layer]
+        assert plan is not None
+        rope.rotate_and_write(q, k, v, plan.positions, Destination(pages=pages, cells=plan.cells))
+        out = torch.empty(q.shape[0], q.shape[1] * q.shape[2], dtype=q.dtype, device=q.device)
+        triton_kernels.attend[(self._num_programs,)](
+            out,
+            q,
+            pages,
+            plan.block_tables,
+            plan.lengths,
+            plan.starts,
+            plan.total,
+            plan.arrivals,
+            self._pieces,
+            self._piece_sums,
+            plan.block_tables.stride(0),
+            q.stride(0),
+            q.stride(1),
+            heads.scale * math.log2(math.e),  # weights are powers of two
+            self._window,
+            BLOCK_STRIDE=pages.stride(0),
+            HEAD_STRIDE=pages.stride(1),
+            HKV=heads.num_kv_heads,
+            GROUP=heads.group_size,
+            ROWS=max(int(triton.next_power_of_2(heads.group_size)), LEAST_ROWS),
+            B=self._kv.layout.block_size,
+            D=heads.head_size,
+            DP=self._padded,
+            BN=self._tile,
+            PRECISION="ieee",  # of float32; 16 bits know one only
+            num_warps=NUM_WARPS,
+            num_stages=NUM_STAGES,
+        )
+        return out
+
+
+def _check(kv: KvCache, heads: HeadShape) -> None:
+    """Raise ConfigError where there is no kernel for this cache."""
+    device = kv.tensor.device
+    if device.type != "cuda":
+        why = f"runs on GPUs, not on {device.type}"
+    elif heads.head_size > MOST_HEAD_SIZE:
+        why = f"takes head sizes of at most {MOST_HEAD_SIZE}, not {heads.head_size}"
+    else:
+        return
+    raise ConfigError(f"attention_backend: 'triton' {why}; use 'sdpa'")

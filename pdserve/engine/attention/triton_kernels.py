@@ -1,0 +1,323 @@
+"""The Triton kernels of ``triton_decode.py``: one token of each sequence attends over its pages.
+
+The work is a list of tiles, ``BN`` positions of one KV head of one sequence each, ordered by
+sequence, head and position: a row of tiles. A fixed number of programs share the list evenly,
+whatever the lengths are, so a program starts and ends inside rows and crosses from one to the next
+without draining its loads. A row that lies in several programs is a sum of pieces: each leaves its
+own, and the last to arrive adds them up. Block numbers are int64 before they are multiplied.
+"""
+
+import triton
+import triton.language as tl
+
+STEP = 1024  # sequences, or programs, that the planning kernel looks at together
+
+
+@triton.jit
+def num_skipped(length, window, BN: tl.constexpr):
+    """Tiles before the first that the window lets a sequence of this length see."""
+    return tl.maximum(length - window, 0) // BN
+
+
+@triton.jit
+def num_tiles(length, window, BN: tl.constexpr):
+    return (length + BN - 1) // BN - num_skipped(length, window, BN)
+
+
+@triton.jit(
+    do_not_specialize=["num_seqs", "table_stride", "window", "num_programs"],
+    do_not_specialize_on_alignment=["positions"],
+)
+def plan_decodes(
+    positions,
+    block_tables,
+    lengths,
+    slots,
+    starts,
+    total,
+    arrivals,
+    num_seqs,
+    table_stride,
+    window,
+    num_programs,
+    HKV: tl.constexpr,
+    B: tl.constexpr,
+    BN: tl.constexpr,
+    STEP: tl.constexpr,
+):
+    """One program a sequence: its part of the list, and the programs that start in it."""
+    seq = tl.program_id(0)
+    before = tl.zeros((), dtype=tl.int64)
+    everything = tl.zeros((), dtype=tl.int64)
+    for first in range(0, num_seqs, STEP):
+        others = first + tl.arange(0, STEP)
+        other_lengths = tl.load(positions + others, mask=others < num_seqs, other=-1) + 1
+        tiles = num_tiles(other_lengths, window, BN).to(tl.int64) * HKV
+        before += tl.sum(tl.where(others < seq, tiles, 0))
+        everything += tl.sum(tiles)
+    position = tl.load(positions + seq)
+    length = (position + 1).to(tl.int32)
+    block = tl.load(block_tables + seq.to(tl.int64) * table_stride + position // B)
+    tl.store(slots + seq, block.to(tl.int64) * B + position % B)
+    tl.store(lengths + seq, length)
+    heads = tl.arange(0, triton.next_power_of_2(HKV))
+    tl.store(arrivals + seq * HKV + heads, tl.zeros_like(heads), mask=heads < HKV)
+    if seq == num_seqs - 1:
+        tl.store(lengths + num_seqs, 0)  # what a program reads behind its last tile
+        tl.store(total, everything)
+    tiles = num_tiles(length, window, BN)
+    end = before + tiles * HKV
+    num_programs = tl.minimum(num_programs, everything)
+    first = (before * num_programs + everything - 1) // everything
+    last = (end * num_programs + everything - 1) // everything  # the first that starts behind
+    for i in range(first, last, STEP):
+        programs = i + tl.arange(0, STEP)
+        place = (everything * programs // num_programs - before).to(tl.int32)
+        entry = starts + programs * 4
+        inside = programs < last
+        tl.store(entry, tl.zeros_like(place) + seq, mask=inside)
+        tl.store(entry + 1, place // tiles, mask=inside)
+        tl.store(entry + 2, place % tiles, mask=inside)
+
+
+@triton.jit(do_not_specialize=["table_stride", "window"])
+def attend(
+    out,
+    q,
+    kv,
+    block_tables,
+    lengths,
+    starts,
+    total,
+    arrivals,
+    pieces,
+    piece_sums,
+    table_stride,
+    q_row_stride,
+    q_head_stride,
+    scale,
+    window,
+    BLOCK_STRIDE: tl.constexpr,
+    HEAD_STRIDE: tl.constexpr,
+    HKV: tl.constexpr,
+    GROUP: tl.constexpr,
+    ROWS: tl.constexpr,
+    B: tl.constexpr,
+    D: tl.constexpr,
+    DP: tl.constexpr,
+    BN: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """A program's even share of the list. ``kv`` is one layer, ``[N, Hkv, 2, B, D]``."""
+    program = tl.program_id(0).to(tl.int64)
+    everything = tl.load(total)
+    num_programs = tl.minimum(tl.num_programs(0), everything)  # those that have tiles
+    if program >= num_programs:
+        return
+    begin = everything * program // num_programs
+    end = everything * (program + 1) // num_programs
+    first_seq = tl.load(starts + program * 4)
+    first_head = tl.load(starts + program * 4 + 1)
+    skipped = tl.load(starts + program * 4 + 2)  # tiles of the row that earlier programs have
+    seq, head = first_seq, first_head
+    length = tl.load(lengths + seq)
+    first_length = length
+    start = (num_skipped(length, window, BN) + skipped) * BN
+    is_whole = skipped == 0  # the row, as far as it has come
+    is_open = is_whole
+    rows = tl.arange(0, ROWS)
+    columns = tl.arange(0, BN)
+    elements = tl.arange(0, DP)
+    top = tl.full((ROWS,), float("-inf"), dtype=tl.float32)
+    norm = tl.zeros((ROWS,), dtype=tl.float32)
+    mixed = tl.zeros((ROWS, DP), dtype=tl.float32)
+    blocks = tl.load(
+        block_tables + seq.to(tl.int64) * table_stride + (start + columns) // B,
+        mask=start + columns < length,
+        other=0,
+    )
+    for _ in range((end - begin).to(tl.int32)):
+        places = start + columns
+        seen = (places < length) & (places >= length - window)
+        page_rows = blocks.to(tl.int64) * BLOCK_STRIDE + head * HEAD_STRIDE + places % B * D
+        page_places = kv + page_rows[:, None] + elements[None, :]
+        inside = seen[:, None] & (elements < D)[None, :]
+        k = tl.load(page_places, mask=inside, other=0.0)
+        v = tl.load(page_places + B * D, mask=inside, other=0.0)
+        query_rows = seq.to(tl.int64) * q_row_stride + (head * GROUP + rows) * q_head_stride
+        queries = tl.load(
+            q + query_rows[:, None] + elements[None, :],
+            mask=(rows < GROUP)[:, None] & (elements < D)[None, :],
+            other=0.0,
+        ).to(k.dtype)
+        scores = tl.dot(queries, tl.trans(k), input_precision=PRECISION) * scale
+        scores = tl.where(seen[None, :], scores, float("-inf"))
+        new_top = tl.maximum(top, tl.max(scores, 1))
+        weights = tl.exp2(scores - new_top[:, None])
+        shrink = tl.exp2(top - new_top)
+        norm = norm * shrink + tl.sum(weights, 1)
+        mixed = tl.dot(weights.to(v.dtype), v, mixed * shrink[:, None], input_precision=PRECISION)
+        top = new_top
+        is_last = start + BN >= length
+        if is_last:
+            if is_whole:
+                write_rows(out, mixed / norm[:, None], seq, head, HKV, GROUP, ROWS, D, DP)
+            else:
+                write_piece(pieces, piece_sums, 2 * program, mixed, top, norm, GROUP, ROWS, DP)
+        top = tl.where(is_last, float("-inf"), top)
+        norm = tl.where(is_last, 0.0, norm)
+        mixed = tl.where(is_last, 0.0, mixed)
+        is_open = start + BN < length
+        is_whole = is_whole | is_last
+        head += is_last.to(tl.int32)
+        seq += (head == HKV).to(tl.int32)
+        head = tl.where(head == HKV, 0, head)
+        length = tl.load(lengths + seq)
+        start = tl.where(is_last, num_skipped(length, window, BN) * BN, start + BN)
+        blocks = tl.load(
+            block_tables + seq.to(tl.int64) * table_stride + (start + columns) // B,
+            mask=start + columns < length,
+            other=0,
+        )
+    if is_open:
+        place = 2 * program + is_whole.to(tl.int64)
+        write_piece(pieces, piece_sums, place, mixed, top, norm, GROUP, ROWS, DP)
+    tl.debug_barrier()  # the pieces are written before this program says so
+    if skipped > 0:
+        row_begin = begin - skipped
+        row_end = row_begin + num_tiles(first_length, window, BN)
+        arrive(
+            out,
+            arrivals,
+            pieces,
+            piece_sums,
+            first_seq,
+            first_head,
+            row_begin,
+            row_end,
+            everything,
+            num_programs,
+            HKV,
+            GROUP,
+            D,
+            DP,
+        )
+    if is_open & is_whole:
+        row_begin = end - (start // BN - num_skipped(length, window, BN))
+        row_end = row_begin + num_tiles(length, window, BN)
+        arrive(
+            out,
+            arrivals,
+            pieces,
+            piece_sums,
+            seq,
+            head,
+            row_begin,
+            row_end,
+            everything,
+            num_programs,
+            HKV,
+            GROUP,
+            D,
+            DP,
+        )
+
+
+@triton.jit
+def write_rows(
+    out,
+    values,
+    seq,
+    head,
+    HKV: tl.constexpr,
+    GROUP: tl.constexpr,
+    ROWS: tl.constexpr,
+    D: tl.constexpr,
+    DP: tl.constexpr,
+):
+    rows = tl.arange(0, ROWS)
+    elements = tl.arange(0, DP)
+    places = ((seq.to(tl.int64) * HKV + head) * GROUP + rows) * D
+    inside = (rows < GROUP)[:, None] & (elements < D)[None, :]
+    tl.store(out + places[:, None] + elements[None, :], values, mask=inside)
+
+
+@triton.jit
+def write_piece(
+    pieces,
+    piece_sums,
+    place,
+    mixed,
+    top,
+    norm,
+    GROUP: tl.constexpr,
+    ROWS: tl.constexpr,
+    DP: tl.constexpr,
+):
+    rows = tl.arange(0, ROWS)
+    elements = tl.arange(0, DP)
+    places = (place * GROUP + rows)[:, None] * DP + elements[None, :]
+    tl.store(pieces + places, mixed, mask=(rows < GROUP)[:, None])
+    sums = piece_sums + place * 2 * GROUP + rows
+    tl.store(sums, top, mask=rows < GROUP)
+    tl.store(sums + GROUP, norm, mask=rows < GROUP)
+
+
+@triton.jit
+def arrive(
+    out,
+    arrivals,
+    pieces,
+    piece_sums,
+    seq,
+    head,
+    row_begin,
+    row_end,
+    everything,
+    num_programs,
+    HKV: tl.constexpr,
+    GROUP: tl.constexpr,
+    D: tl.constexpr,
+    DP: tl.constexpr,
+):
+    """A piece of this row is written; whoever writes the last one adds all of them up.
+
+    Program p has the tiles from ``everything * p // num_programs`` on.
+    """
+    first = ((row_begin + 1) * num_programs - 1) // everything
+    count = ((row_end * num_programs - 1) // everything - first + 1).to(tl.int32)
+    counter = arrivals + seq * HKV + head
+    before = tl.atomic_add(counter, 1, sem="acq_rel")
+    if before == count - 1:
+        tl.store(counter, 0)  # for the next layer
+        GP: tl.constexpr = triton.next_power_of_2(GROUP)
+        AT_ONCE: tl.constexpr = max(8192 // (GP * DP), 1)
+        rows = tl.arange(0, GP)
+        elements = tl.arange(0, DP)
+        numbers = tl.arange(0, AT_ONCE)
+        top = tl.full((GP,), float("-inf"), dtype=tl.float32)
+        norm = tl.zeros((GP,), dtype=tl.float32)
+        mixed = tl.zeros((GP, DP), dtype=tl.float32)
+        for i in range(0, count, AT_ONCE):
+            number = i + numbers
+            place = 2 * (first + number) + (number == 0)  # the first is its program's second
+            inside = (number < count)[:, None] & (rows < GROUP)[None, :]
+            sums = piece_sums + (place * 2 * GROUP)[:, None] + rows[None, :]
+            tops = tl.load(sums, mask=inside, other=float("-inf"), cache_modifier=".cg")
+            norms = tl.load(sums + GROUP, mask=inside, other=0.0, cache_modifier=".cg")
+            places = (place * GROUP)[:, None] + rows[None, :]
+            values = tl.load(
+                pieces + places[:, :, None] * DP + elements[None, None, :],
+                mask=inside[:, :, None],
+                other=0.0,
+                cache_modifier=".cg",
+            )
+            new_top = tl.maximum(top, tl.max(tops, 0))
+            new_top = tl.where(rows < GROUP, new_top, 0.0)
+            weights = tl.exp2(tops - new_top[None, :])
+            shrink = tl.exp2(top - new_top)
+            norm = norm * shrink + tl.sum(weights * norms, 0)
+            mixed = mixed * shrink[:, None] + tl.sum(weights[:, :, None] * values, 0)
+            top = new_top
+        norm = tl.where(rows < GROUP, norm, 1.0)
+        write_rows(out, mixed / norm[:, None], seq, head, HKV, GROUP, GP, D, DP)
