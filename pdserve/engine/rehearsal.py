@@ -6,14 +6,20 @@ For a rank that holds no sequence: they use the first slots and blocks and leave
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
+
 from pdserve.core.kv_layout import BlockId
 from pdserve.core.request import SamplingParams
 from pdserve.engine.batch import Batch, Carried, Chunk, Joined, Slot
 from pdserve.engine.engine_config import EngineConfig
 
 WARM_UP_LEN = 16  # tokens of the prompt that warms a rank up
+WARM_UP_CHUNKS = ((WARM_UP_LEN,), (1024,), (1024, 1024), (4096,))  # on a GPU, as far as they fit
 GREEDY = SamplingParams(max_tokens=2, temperature=0.0)
 DRAWN = SamplingParams(max_tokens=2, top_p=0.9)
+SORTED = SamplingParams(max_tokens=2, top_p=0.9, top_k=20, logprobs=1)  # takes most memory
+BIASED = SamplingParams(max_tokens=2, logit_bias=((0, 1.0),))
+WAYS = (GREEDY, DRAWN, SORTED, BIASED)  # to sample: they differ in their kernels
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,18 +30,21 @@ class Rehearsal:
     num_blocks: int
 
 
-def warm_up(config: EngineConfig) -> Rehearsal:
-    """One prompt and one decode step."""
-    length = min(WARM_UP_LEN, config.max_model_len - 1)
-    joined, num_blocks = _joined(config, [length + 1], GREEDY)
-    slot = joined[0].slot
-    decode = Chunk(slot=slot, start=length, tokens=Carried(), new_blocks=(), num_samples=1)
-    batches = (
-        Batch(step=0, joined=joined, chunks=(_prompt(slot, length),)),
-        Batch(step=1, chunks=(decode,)),
-        Batch(step=2, left=(slot,)),
-    )
-    return Rehearsal(batches=batches, num_blocks=num_blocks)
+def warm_up(config: EngineConfig, num_blocks: int) -> Rehearsal:
+    """One prompt and one decode step. On a GPU more of them, with all kernels that steps run."""
+    if torch.device(config.device).type == "cpu":
+        prompts = [((min(WARM_UP_LEN, config.max_model_len - 1),), GREEDY)]
+    else:
+        longest = min(config.max_model_len, num_blocks * config.block_size) - 1
+        widest = min(longest, config.max_num_batched_tokens)
+        fitting = [c for c in WARM_UP_CHUNKS if sum(c) <= longest and max(c) <= widest]
+        fitting = fitting or [(min(WARM_UP_LEN, widest),)]
+        prompts = [(chunks, way) for way in WAYS for chunks in fitting]
+    batches: list[Batch] = []
+    for chunks, sampling in prompts:
+        batches += _prompt_and_decode(config, chunks, sampling, first_step=len(batches))
+    most = max(sum(chunks) for chunks, _ in prompts) + 1
+    return Rehearsal(batches=tuple(batches), num_blocks=config.layout.num_blocks_for(most))
 
 
 def largest_steps(config: EngineConfig) -> Rehearsal:
@@ -44,8 +53,8 @@ def largest_steps(config: EngineConfig) -> Rehearsal:
     lengths = [config.max_model_len] * whole + ([rest] if rest else [])
     lengths = lengths[: config.max_num_seqs]
     ones = [1] * min(config.max_num_seqs, config.max_num_batched_tokens)
-    prompts, prompt_blocks = _joined(config, lengths, DRAWN)
-    decodes, decode_blocks = _joined(config, ones, DRAWN)
+    prompts, prompt_blocks = _joined(config, lengths, SORTED)
+    decodes, decode_blocks = _joined(config, ones, SORTED)
     prompt_chunks = [_prompt(j.slot, n) for j, n in zip(prompts, lengths, strict=True)]
     batches = (
         Batch(step=0, joined=prompts, chunks=tuple(prompt_chunks)),
@@ -58,6 +67,34 @@ def largest_steps(config: EngineConfig) -> Rehearsal:
         Batch(step=2, left=tuple(j.slot for j in decodes)),
     )
     return Rehearsal(batches=batches, num_blocks=max(prompt_blocks, decode_blocks))
+
+
+def _prompt_and_decode(
+    config: EngineConfig, chunks: Sequence[int], sampling: SamplingParams, *, first_step: int
+) -> list[Batch]:
+    joined, _ = _joined(config, [sum(chunks) + 1], sampling)
+    slot = joined[0].slot
+    parts: list[Chunk] = []
+    for length in chunks:
+        start = sum(part.length for part in parts)
+        is_last = start + length == sum(chunks)
+        parts.append(
+            Chunk(
+                slot=slot,
+                start=start,
+                tokens=(0,) * length,
+                new_blocks=(),
+                num_samples=int(is_last),
+            )
+        )
+    parts.append(
+        Chunk(slot=slot, start=sum(chunks), tokens=Carried(), new_blocks=(), num_samples=1)
+    )
+    batches = [
+        Batch(step=first_step + number, joined=() if number else joined, chunks=(part,))
+        for number, part in enumerate(parts)
+    ]
+    return [*batches, Batch(step=first_step + len(batches), left=(slot,))]
 
 
 def _joined(

@@ -80,7 +80,7 @@ class ModelRunner:
         """
         if self._graphs is not None:
             self._graphs.capture(partial(self._values, (), NewBlocks(places=[], blocks=[])))
-        self._rehearse(warm_up(self.config))
+        self._rehearse(warm_up(self.config, self.num_blocks))
 
     def _open_cache(self, num_blocks: int) -> None:
         """The cache and what points into it."""
