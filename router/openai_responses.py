@@ -1,9 +1,10 @@
 """The answers of /v1/responses in OpenAI's form: one object, or a stream of named events.
 
-One message of one text part. The events of a stream are numbered, and each names its type twice, as
-OpenAI's do; the stream has no [DONE].
+The items of the output are in ``response_items.py``. The events of a stream are numbered, and each
+names its type twice, as OpenAI's do; the stream has no [DONE].
 """
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -12,8 +13,11 @@ from pydantic_core import to_json
 from pdserve.core.errors import PdserveError
 from pdserve.core.request import FinishReason
 from pdserve.text.tokenizer import Tokenizer
+from pdserve.text.tool_parser import CallArguments, CallBegun, TextPiece
 from router.answer_format import Json, json_logprob, timeline_json
-from router.generation import Delta, Generation, Usage
+from router.chat_calls import ChoiceCalls
+from router.generation import Delta, Generation, GenerationRequest, Usage
+from router.response_items import Event, ResponseItems
 
 STATUS_OF = {
     FinishReason.STOP: "completed",
@@ -41,9 +45,9 @@ class ResponsesFormat:
         model: str,
         created_s: int,
         tokenizer: Tokenizer,
+        request: GenerationRequest,
         options: ResponsesOptions,
     ) -> None:
-        self._item_id = f"msg_{unique}"
         self._head: Json = {
             "id": f"resp_{unique}",
             "object": "response",
@@ -52,9 +56,13 @@ class ResponsesFormat:
         }
         self._tokenizer = tokenizer
         self._options = options
+        self._items = ResponseItems(unique)
+        self._calls = None if request.calls is None else ChoiceCalls(request.calls)
+        # Where calls may come: of tokens whose text may turn out to be one.
+        self._held_logprobs: deque[tuple[Json, int]] = deque()  # with the bytes of each token
+        self._has_called = False
+        self._untold_bytes = 0  # of text that is said; below 0: a token reaches beyond it
         self._num_events = 0
-        self._text: list[str] = []
-        self._logprobs: list[Json] = []
         self._finish: FinishReason | None = None
 
     @property
@@ -63,70 +71,88 @@ class ResponsesFormat:
 
     def whole(self, answers: Sequence[Delta], generation: Generation) -> Json:
         self._take(answers[0])
+        self._items.end(self._item_status())
         return self._over(generation)
 
     def events(self, delta: Delta) -> bytes:
         begun = b"" if self._num_events else self._begin()
-        logprobs = self._take(delta)
-        if not delta.text and not logprobs:
-            return begun
-        return begun + self._event(
-            "response.output_text.delta",
-            {**self._part_place(), "delta": delta.text, "logprobs": logprobs},
-        )
+        return begun + self._bytes_of(self._take(delta))
 
     def ending(self, generation: Generation) -> bytes:
-        place, text = self._part_place(), "".join(self._text)
-        done = {**place, "text": text, "logprobs": self._logprobs}
-        item = {"output_index": 0, "item": self._item()}
+        ends = self._bytes_of(self._items.end(self._item_status()))
         over = self._over(generation)
         last = "incomplete" if over["status"] == "incomplete" else "completed"
-        return b"".join(
-            (
-                self._event("response.output_text.done", done),
-                self._event("response.content_part.done", {**place, "part": self._part()}),
-                self._event("response.output_item.done", item),
-                self._event(f"response.{last}", {"response": over}),
-            )
-        )
+        return ends + self._event(f"response.{last}", {"response": over})
 
     def failure(self, error: PdserveError) -> bytes:
         failed: Json = {"code": "server_error", "message": str(error)}
-        response = self._response("failed", output=[self._item()], error=failed)
+        self._items.end("incomplete")
+        response = self._response("failed", output=self._items.output, error=failed)
         return self._event("response.failed", {"response": response})
 
     def _begin(self) -> bytes:
-        response = self._response("in_progress", output=[])
-        item: Json = {**self._message("in_progress"), "content": []}
-        return b"".join(
-            (
-                self._event("response.created", {"response": response}),
-                self._event("response.in_progress", {"response": response}),
-                self._event("response.output_item.added", {"output_index": 0, "item": item}),
-                self._event(
-                    "response.content_part.added", {**self._part_place(), "part": _text_part("")}
-                ),
-            )
-        )
+        response = {"response": self._response("in_progress", output=[])}
+        begun = [("response.created", response), ("response.in_progress", response)]
+        # Where calls may come, what the first item is shows later.
+        message = self._items.begin_message() if self._calls is None else []
+        return self._bytes_of([*begun, *message])
+
+    def _bytes_of(self, events: Sequence[Event]) -> bytes:
+        return b"".join(self._event(name, content) for name, content in events)
 
     def _event(self, name: str, content: Json) -> bytes:
         data = to_json({"type": name, "sequence_number": self._num_events, **content})
         self._num_events += 1
         return b"event: " + name.encode() + b"\ndata: " + data + b"\n\n"
 
-    def _take(self, delta: Delta) -> list[Json]:
-        """Keep what an answer's whole text is made of; returns the log-probabilities."""
-        logprobs = [
+    def _take(self, delta: Delta) -> list[Event]:
+        """Put what a delta says where it belongs."""
+        self._finish = delta.finish_reason
+        logprobs = self._logprobs(delta)
+        if self._calls is None:
+            return self._items.say(delta.text, logprobs) if delta.text or logprobs else []
+        return self._take_with_calls(self._calls, delta, logprobs)
+
+    def _take_with_calls(
+        self, calls: ChoiceCalls, delta: Delta, logprobs: list[Json]
+    ) -> list[Event]:
+        """Log-probabilities are told of what is said before the first call."""
+        sizes = [len(self._tokenizer.token_bytes(token_id)) for token_id in delta.token_ids]
+        self._held_logprobs.extend(zip(logprobs, sizes, strict=False))
+        is_last = delta.finish_reason is not None
+        events: list[Event] = []
+        for event in calls.events(delta.text, is_last=is_last):
+            match event:
+                case TextPiece(text=text):
+                    told = [] if self._has_called else self._logprobs_of(text)
+                    events += self._items.say(text, told)
+                case CallBegun(name=name):
+                    self._has_called = True
+                    events += self._items.call(name, calls.new_id())
+                case CallArguments(json=json):
+                    events += self._items.argue(json)
+        if is_last and self._held_logprobs and not self._has_called:
+            events += self._items.say("", [logprob for logprob, _ in self._held_logprobs])
+        return events
+
+    def _logprobs_of(self, text: str) -> list[Json]:
+        """Those of the tokens that this text is of."""
+        told: list[Json] = []
+        self._untold_bytes += len(text.encode())
+        while self._untold_bytes > 0 and self._held_logprobs:
+            logprob, size = self._held_logprobs.popleft()
+            self._untold_bytes -= size
+            told.append(logprob)
+        return told
+
+    def _logprobs(self, delta: Delta) -> list[Json]:
+        return [
             {
                 **self._token(token_id, item.logprob),
                 "top_logprobs": [self._token(top_id, logprob) for top_id, logprob in item.top],
             }
             for token_id, item in zip(delta.token_ids, delta.logprobs, strict=False)
         ]
-        self._text.append(delta.text)
-        self._logprobs += logprobs
-        self._finish = delta.finish_reason
-        return logprobs
 
     def _token(self, token_id: int, logprob: float) -> Json:
         return {
@@ -135,22 +161,12 @@ class ResponsesFormat:
             "bytes": list(self._tokenizer.token_bytes(token_id)),
         }
 
-    def _part_place(self) -> Json:
-        return {"item_id": self._item_id, "output_index": 0, "content_index": 0}
-
-    def _message(self, status: str) -> Json:
-        return {"id": self._item_id, "type": "message", "role": "assistant", "status": status}
-
-    def _part(self) -> Json:
-        return _text_part("".join(self._text)) | {"logprobs": self._logprobs}
-
-    def _item(self) -> Json:
-        status = "completed" if self._finish is FinishReason.STOP else "incomplete"
-        return {**self._message(status), "content": [self._part()]}
+    def _item_status(self) -> str:
+        return "completed" if self._finish is FinishReason.STOP else "incomplete"
 
     def _over(self, generation: Generation) -> Json:
         assert self._finish is not None, "an answer that is over says why"
-        response = self._response(STATUS_OF[self._finish], output=[self._item()])
+        response = self._response(STATUS_OF[self._finish], output=self._items.output)
         response["usage"] = _usage(generation.usage)
         if self._finish is FinishReason.LENGTH:
             response["incomplete_details"] = {"reason": "max_output_tokens"}
@@ -164,22 +180,14 @@ class ResponsesFormat:
             "error": error,
             "incomplete_details": None,
             "output": output,
-            "parallel_tool_calls": True,
             "previous_response_id": None,
             "reasoning": {"effort": None, "summary": None},
             "service_tier": "default",
             "store": False,
-            "text": {"format": {"type": "text"}},
-            "tool_choice": "auto",
-            "tools": [],
             "truncation": "disabled",
             "usage": None,
             **self._options.said,
         }
-
-
-def _text_part(text: str) -> Json:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
 
 def _usage(usage: Usage) -> Json:

@@ -113,9 +113,17 @@ def _responses() -> dict[str, Json]:
     item = _object(
         id=TEXT, type=_is("message"), role=_is("assistant"), status=TEXT, content=_list(part)
     )
+    call = _object(
+        id=TEXT,
+        type=_is("function_call"),
+        call_id=TEXT,
+        name=TEXT,
+        arguments=TEXT,
+        status=TEXT,
+    )
     usage = _object(input_tokens=COUNT, output_tokens=COUNT, total_tokens=COUNT)
     return {
-        "ResponseItem": item,
+        "ResponseItem": {"anyOf": [item, call]},
         "Response": _object(
             id=TEXT,
             object=_is("response"),

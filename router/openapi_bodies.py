@@ -24,7 +24,8 @@ from router.openai_schema import (
     SamplingBody,
     TokenizeBody,
 )
-from router.responses_schema import INCLUDABLE, TEXT_PARTS, ResponsesBody
+from router.responses_input import ITEMS, TEXT_PARTS
+from router.responses_schema import INCLUDABLE, ResponsesBody
 from router.responses_schema import UNSUPPORTED as RESPONSES_UNSUPPORTED
 from router.unknown_fields import WITHOUT_EFFECT, WITHOUT_EFFECT_IF
 
@@ -61,6 +62,8 @@ def body_schemas(limits: LimitsConfig, vocab_size: int, served_name: str) -> dic
     for name in ("MessageBody", "InputItem"):
         _set_shapes(schemas[name], {"content": _content(schemas, name), "role": ROLE})
     _set_shapes(schemas["TextPart"], {"type": {"const": "text"}})
+    _set_shapes(schemas["InputItem"], {"output": _content(schemas, "InputItem")})
+    _set_shapes(schemas["InputItem"], {"type": {"enum": list(ITEMS)}})
     _set_shapes(schemas["InputPart"], {"type": {"enum": list(TEXT_PARTS)}})
     _one_of(schemas["TokenizeBody"], "prompt", "messages")
     _one_of(schemas["RouteBody"], "prompt_len", "prompt", "messages")
@@ -112,6 +115,7 @@ def _shapes(limits: LimitsConfig, vocab_size: int) -> dict[str, Json]:
             "items": _token_id(vocab_size),
         },
         "top_logprobs": _integer(0, validation.MAX_LOGPROBS),
+        "prompt_logprobs": _integer(0, validation.MAX_LOGPROBS),
         "priority": _integer(-validation.MAX_PRIORITY, validation.MAX_PRIORITY),
         "ttft_slo_ms": slo,
         "tpot_slo_ms": slo,

@@ -1,4 +1,4 @@
-"""/v1/responses: OpenAI's newer form of a chat, for plain text; nothing is kept for later calls."""
+"""/v1/responses: OpenAI's newer form of a chat; nothing is kept for later calls."""
 
 import time
 import uuid
@@ -35,6 +35,7 @@ def add_responses_route(app: FastAPI, service: Service) -> None:
             model=service.spec.served_name,
             created_s=int(time.time()),
             tokenizer=service.tokenizer,
+            request=generation_request,
             options=ResponsesOptions(
                 streamed=bool(body.stream),
                 timeline=timeline_wanted(request, body.timeline),
@@ -50,7 +51,11 @@ def _said(body: ResponsesBody, fields: SamplingFields) -> dict[str, object]:
         "instructions": body.instructions,
         "max_output_tokens": body.max_output_tokens,
         "metadata": body.metadata or {},
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
         "temperature": 1.0 if body.temperature is None else body.temperature,
+        "text": {"format": (body.text and body.text.format) or {"type": "text"}},
+        "tool_choice": "auto" if body.tool_choice is None else body.tool_choice,
+        "tools": body.tools or [],
         "top_logprobs": fields.logprobs or 0,
         "top_p": 1.0 if body.top_p is None else body.top_p,
         "user": body.user,

@@ -1,4 +1,4 @@
-"""The body of /v1/responses, for plain text: types, and what is refused by name.
+"""The body of /v1/responses: types, and what is refused by name.
 
 Values are checked by ``validation.py``, as those of the other routes.
 """
@@ -8,14 +8,15 @@ from typing import Annotated
 from pydantic import BaseModel, BeforeValidator, ConfigDict, JsonValue
 
 from pdserve.core.errors import InvalidRequestError
-from pdserve.text.conversation import ChatMessage
 from router.intake import Conversation
+from router.responses_input import InputItem, input_messages
+from router.structured_output import grammar_of
+from router.tool_use import tool_use
 from router.unknown_fields import check_unknown, is_among
 from router.validation import SamplingFields, shown
 
 LOGPROBS_INCLUDED = "message.output_text.logprobs"
 INCLUDABLE = (LOGPROBS_INCLUDED, "reasoning.encrypted_content")  # the latter: there is none
-TEXT_PARTS = ("input_text", "output_text", "text")
 
 # Field -> values that ask for nothing. Any other value is refused by name.
 UNSUPPORTED: dict[str, tuple[JsonValue, ...]] = {
@@ -26,8 +27,6 @@ UNSUPPORTED: dict[str, tuple[JsonValue, ...]] = {
     "previous_response_id": (),
     "prompt": (),
     "reasoning": ({}, {"effort": "none"}),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
     "truncation": ("disabled",),
 }
 
@@ -36,33 +35,12 @@ def _as_message(value: object) -> object:
     return [{"role": "user", "content": value}] if isinstance(value, str) else value
 
 
-def _as_parts(value: object) -> object:
-    return [{"type": "input_text", "text": value}] if isinstance(value, str) else value
-
-
 class _Body(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow", frozen=True)
 
 
-class InputPart(_Body):
-    type: str
-    text: str | None = None
-
-
-class InputItem(_Body):
-    """A message; items of other types are refused by name."""
-
-    type: str = "message"
-    role: str | None = None
-    content: Annotated[list[InputPart] | None, BeforeValidator(_as_parts)] = None
-
-
-class TextFormat(_Body):
-    type: str = "text"
-
-
 class TextOptions(_Body):
-    format: TextFormat | None = None
+    format: JsonValue = None
 
 
 class ResponsesBody(_Body):
@@ -77,6 +55,9 @@ class ResponsesBody(_Body):
     top_logprobs: int | None = None
     include: list[str] | None = None
     text: TextOptions | None = None
+    tools: JsonValue = None
+    tool_choice: JsonValue = None
+    parallel_tool_calls: bool | None = None
     metadata: dict[str, str] | None = None
     user: str | None = None
     stream: bool | None = None
@@ -106,20 +87,16 @@ class ResponsesBody(_Body):
                 raise InvalidRequestError(
                     f"include[{i}]", f"got {shown(item)}, allowed are {', '.join(INCLUDABLE)}"
                 )
-        kind = self.text.format.type if self.text and self.text.format else "text"
-        if kind != "text":
-            raise InvalidRequestError(
-                "text.format.type", f"got {shown(kind)}, only text is supported"
-            )
 
     def conversation(self) -> Conversation:
-        """The instructions and the input's messages.
+        """The instructions, the input's items and the tools.
 
-        Raises InvalidRequestError naming the item that is no message of plain text.
+        Raises InvalidRequestError naming what of them is not as it has to be.
         """
         return Conversation(
-            messages=[_message(item, f"input[{i}]") for i, item in enumerate(self.input)],
+            messages=input_messages(self.input),
             instructions=self.instructions,
+            tool_use=tool_use(self.tools, self.tool_choice, self.parallel_tool_calls),
             field="input",
         )
 
@@ -134,27 +111,5 @@ class ResponsesBody(_Body):
             logprobs=(self.top_logprobs or 0) if self.wants_logprobs else None,
             logprobs_field="top_logprobs",
             cache_salt=self.cache_salt,
+            grammar=grammar_of({"text.format": self.text.format if self.text else None}),
         )
-
-
-def _message(item: InputItem, where: str) -> ChatMessage:
-    if item.type != "message":
-        raise InvalidRequestError(
-            f"{where}.type", f"got {shown(item.type)}, only messages are supported"
-        )
-    if item.role is None:
-        raise InvalidRequestError(f"{where}.role", "it is required")
-    if item.content is None:
-        raise InvalidRequestError(f"{where}.content", "it is required")
-    texts = [_text(part, f"{where}.content[{i}]") for i, part in enumerate(item.content)]
-    return ChatMessage(role=item.role, content="\n".join(texts))
-
-
-def _text(part: InputPart, where: str) -> str:
-    if part.type not in TEXT_PARTS:
-        raise InvalidRequestError(
-            f"{where}.type", f"got {shown(part.type)}, allowed are {', '.join(TEXT_PARTS)}"
-        )
-    if part.text is None:
-        raise InvalidRequestError(f"{where}.text", "it is required")
-    return part.text

@@ -64,6 +64,18 @@ def _response_format(field: str, value: object) -> Grammar | None:
             raise InvalidRequestError(field, f"got {shown(value)}, an object with type is wanted")
 
 
+def _text_format(field: str, value: object) -> Grammar | None:
+    """/v1/responses has the schema beside the type."""
+    match value:
+        case {"type": "json_schema", "schema": schema, **rest}:
+            _check_rest(field, {str(key): item for key, item in rest.items()})
+            return json_schema_grammar(f"{field}.schema", schema)
+        case {"type": "json_schema"}:
+            raise InvalidRequestError(f"{field}.schema", "it is required")
+        case _:
+            return _response_format(field, value)
+
+
 def _check_rest(field: str, rest: Mapping[str, object]) -> None:
     """``strict`` or not, the schema is kept to; the others are for people."""
     types = {"name": str, "description": str, "strict": bool}
@@ -139,6 +151,7 @@ _OUTPUTS: Mapping[str, Callable[[str, object], Grammar | None]] = {
 }
 PARSERS: Mapping[str, Callable[[str, object], Grammar | None]] = {
     "response_format": _response_format,
+    "text.format": _text_format,
     "structured_outputs": _structured_outputs,
     "json_object": _json_object,
     "grammar": _ebnf,

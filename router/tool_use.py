@@ -48,7 +48,8 @@ class CallRules:
 
 def tool_use(tools: object, choice: object, parallel: bool | None) -> ToolUse | None:
     """What the fields ``tools``, ``tool_choice`` and ``parallel_tool_calls`` ask for; None: no
-    calls. Raises InvalidRequestError naming the field.
+    calls. Functions have chat's form or, without ``function`` around their fields, that of
+    responses. Raises InvalidRequestError naming the field.
     """
     given = _tools(tools)
     if not given:
@@ -96,25 +97,32 @@ def _tools(value: object) -> tuple[Tool, ...]:
         raise InvalidRequestError("tools", f"got {shown(value)}, a list is wanted")
     if len(value) > MAX_TOOLS:
         raise InvalidRequestError("tools", f"got {len(value)}, at most {MAX_TOOLS} are allowed")
-    tools = tuple(_tool(f"tools[{i}]", item) for i, item in enumerate(value))
-    names = [tool.name for tool in tools]
-    for i, name in enumerate(names):
-        if name in names[:i]:
-            raise InvalidRequestError(f"tools[{i}].function.name", f"got {name!r} twice")
-    return tools
+    tools: dict[str, Tool] = {}
+    for i, item in enumerate(value):
+        where, name, fields = _function(f"tools[{i}]", item)
+        tool = _tool(where, name, fields)
+        if tool.name in tools:
+            raise InvalidRequestError(f"{where}.name", f"got {tool.name!r} twice")
+        tools[tool.name] = tool
+    return tuple(tools.values())
 
 
-def _tool(where: str, value: object) -> Tool:
+def _function(where: str, value: object) -> tuple[str, str, Mapping[str, object]]:
+    """Where the fields of a tool's function are, its name and the others."""
     match value:
         case {"type": "function", "function": {"name": str(name), **rest}}:
-            pass
+            return f"{where}.function", name, rest
+        case {"type": "function", "name": str(name), **rest} if "function" not in rest:
+            return where, name, rest
         case {"type": kind} if kind != "function":
             raise InvalidRequestError(f"{where}.type", f"got {shown(kind)}, allowed is function")
         case _:
             raise InvalidRequestError(
                 where, 'a tool is {"type": "function", "function": {"name": "…", …}}'
             )
-    where = f"{where}.function"
+
+
+def _tool(where: str, name: str, rest: Mapping[str, object]) -> Tool:
     if not NAME.fullmatch(name):
         problem = f"got {shown(name)}, allowed are 1 to 64 of a-z, A-Z, 0-9, _, . and -"
         raise InvalidRequestError(f"{where}.name", problem)
@@ -141,15 +149,17 @@ def _called(tools: tuple[Tool, ...], choice: object) -> tuple[Tool, ...] | None:
             return None
         case None | "auto" | "required":
             return tools
-        case {"type": "function", "function": {"name": str(name)}} | {
-            "type": "function",
-            "name": str(name),
-        }:
-            named = tuple(tool for tool in tools if tool.name == name)
-            if not named:
-                known = ", ".join(tool.name for tool in tools)[:200]
-                problem = f"got {shown(name)}, the tools are {known}"
-                raise InvalidRequestError("tool_choice.function.name", problem)
-            return named
+        case {"type": "function", "function": {"name": str(name)}}:
+            return (_named(tools, name, "tool_choice.function.name"),)
+        case {"type": "function", "name": str(name)}:
+            return (_named(tools, name, "tool_choice.name"),)
         case _:
             raise InvalidRequestError("tool_choice", f"got {shown(choice)}, allowed are {CHOICES}")
+
+
+def _named(tools: tuple[Tool, ...], name: str, field: str) -> Tool:
+    for tool in tools:
+        if tool.name == name:
+            return tool
+    known = ", ".join(tool.name for tool in tools)[:200]
+    raise InvalidRequestError(field, f"got {shown(name)}, the tools are {known}")

@@ -13,6 +13,17 @@ from tests.router.fake_nodes import FakeDecodeNode, FakeSession
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
+CALL_ITEM: dict[str, object] = {
+    "type": "function_call",
+    "call_id": "1",
+    "name": "f",
+    "arguments": "{}",
+}
+JSON_FORMAT: dict[str, object] = {
+    "type": "json_schema",
+    "name": "a",
+    "schema": {"type": "object"},
+}
 EVENTS_BEFORE = [
     "response.created",
     "response.in_progress",
@@ -171,7 +182,13 @@ async def test_an_abort_is_told_as_cancelled(world: World) -> None:
     [
         ({"input": None}, "input"),
         ({"input": []}, "input"),
-        ({"input": [{"type": "function_call", "call_id": "1"}]}, "input[0].type"),
+        ({"input": [{"type": "reasoning", "id": "1"}]}, "input[0].type"),
+        ({"input": [{"type": "function_call", "call_id": "1"}]}, "input[0].arguments"),
+        ({"input": [CALL_ITEM | {"arguments": "[]"}]}, "input[0].arguments"),
+        ({"input": [CALL_ITEM | {"call_id": None}]}, "input[0].call_id"),
+        ({"input": [CALL_ITEM | {"name": None}]}, "input[0].name"),
+        ({"input": [{"type": "function_call_output", "output": "5"}]}, "input[0].call_id"),
+        ({"input": [{"type": "function_call_output", "call_id": "1"}]}, "input[0].output"),
         ({"input": [{"content": "Hi"}]}, "input[0].role"),
         ({"input": [{"role": "wizard", "content": "Hi"}]}, "input[0].role"),
         ({"input": [{"role": "user"}]}, "input[0].content"),
@@ -191,8 +208,23 @@ async def test_an_abort_is_told_as_cancelled(world: World) -> None:
         ({"top_logprobs": 21}, "top_logprobs"),
         ({"temperature": "hot"}, "temperature"),
         ({"include": ["file_search_call.results"]}, "include[0]"),
-        ({"text": {"format": {"type": "json_object"}}}, "text.format.type"),
-        ({"tools": [{"type": "web_search"}]}, "tools"),
+        ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
+        ({"text": {"format": {"type": "json_schema", "name": "a"}}}, "text.format.schema"),
+        ({"text": {"format": JSON_FORMAT | {"schema": 5}}}, "text.format.schema"),
+        ({"text": {"format": JSON_FORMAT | {"schema": {"type": 5}}}}, "text.format.schema"),
+        ({"text": {"format": JSON_FORMAT | {"strict": "yes"}}}, "text.format.strict"),
+        ({"text": {"format": JSON_FORMAT | {"made_up": 1}}}, "text.format.made_up"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": [{"type": "function", "name": "a b"}]}, "tools[0].name"),
+        ({"tools": [{"type": "function", "name": "a"}] * 2}, "tools[1].name"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        (
+            {
+                "tools": [{"type": "function", "name": "a"}],
+                "tool_choice": {"type": "function", "name": "b"},
+            },
+            "tool_choice.name",
+        ),
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"background": True}, "background"),
         ({"store": True}, "store"),
