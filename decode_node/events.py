@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from pdserve.core.request import FinishReason, TokenLogprobs
+from pdserve.engine.batch import Scored
 from pdserve.engine.sequence import Sequence
 
 
@@ -25,6 +26,14 @@ class NewToken:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PromptScored:
+    """Log-probabilities of prompt tokens, which were computed here."""
+
+    sequence: Sequence
+    scored: Scored
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Forked:
     """The choices of ``parent`` go on as ``children``."""
 
@@ -40,7 +49,7 @@ class Replaced:
     new: tuple[Sequence, ...]
 
 
-Event = Admitted | NewToken | Forked | Replaced
+Event = Admitted | NewToken | PromptScored | Forked | Replaced
 
 
 def sequence_of(event: Event) -> Sequence:
@@ -48,5 +57,5 @@ def sequence_of(event: Event) -> Sequence:
     match event:
         case Forked(parent=sequence) | Replaced(old=sequence):
             return sequence
-        case Admitted(sequence=sequence) | NewToken(sequence=sequence):
-            return sequence
+        case Admitted() | NewToken() | PromptScored():
+            return event.sequence

@@ -4,7 +4,7 @@ from decode_node.grammars import Ends, Grammars
 from pdserve.core.errors import InvalidRequestError, NeverFitsError, PrefillFailedError
 from pdserve.core.model_spec import ModelSpec
 from pdserve.core.request import Request
-from pdserve.engine.batch import Sampled
+from pdserve.engine.batch import Sampled, Scored
 from pdserve.engine.constraint import Constraint
 from pdserve.engine.sequence import Sequence
 from pdserve.rank.intake import check_work, end_token_ids
@@ -53,6 +53,7 @@ def make_sequence(
         max_len=min(wanted_len, max_model_len),
         arrived_s=arrived_s,
         cache_salt=request.cache_salt,
+        is_cacheable=sampling.prompt_logprobs is None,  # every row of the prompt is looked at
         lane=request.route.lane,
     )
 
@@ -67,6 +68,20 @@ def _constraint(
     output_ids = request.token_ids[request.prompt_len :]
     ends = Ends(token_ids=end_ids, min_tokens=request.sampling.min_tokens)
     return grammars.begin(request.key, request.grammar, output_ids, ends)
+
+
+def read_prompt_part(message: session_pb2.PromptPart, sequence: Sequence) -> Scored:
+    """Log-probabilities of prompt tokens. Raises PrefillFailedError if nobody asked for these."""
+    wanted = sequence.sampling.prompt_logprobs is not None
+    stop = message.index + len(message.logprobs)
+    are_paired = all(len(item.top_ids) == len(item.top_logprobs) for item in message.logprobs)
+    if not wanted or not 1 <= message.index <= stop <= sequence.prompt_len or not are_paired:
+        raise PrefillFailedError(
+            f"log-probabilities of prompt tokens {message.index} to {stop - 1} came, which nobody "
+            "asked for"
+        )
+    logprobs = tuple(map(convert.prompt_logprob_from_proto, message.logprobs))
+    return Scored(chunk=0, start=message.index, logprobs=logprobs)
 
 
 def read_first_tokens(message: session_pb2.FirstTokens, sequence: Sequence) -> Sampled:

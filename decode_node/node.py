@@ -6,7 +6,15 @@ The node owns the requests that routers gave it; how the KV of their prompts com
 
 import asyncio
 
-from decode_node.events import Admitted, Event, Forked, NewToken, Replaced, sequence_of
+from decode_node.events import (
+    Admitted,
+    Event,
+    Forked,
+    NewToken,
+    PromptScored,
+    Replaced,
+    sequence_of,
+)
 from decode_node.grammars import Complete, GrammarNews, Grammars
 from decode_node.grammars import Failed as GrammarFailed
 from decode_node.intake import make_sequence
@@ -158,7 +166,10 @@ class DecodeNode:
         self._act()
 
     def on_prefill_outputs(self, link: PrefillLink, outputs: session_pb2.PrefillOutputs) -> None:
-        """First tokens and failures of prefills that this node asked for."""
+        """What prefills that this node asked for have given, and how they failed."""
+        for part in outputs.prompt_parts:
+            self._prefilling.on_prompt_part(link, part)
+            self._act()
         for tokens in outputs.first_tokens:
             self._prefilling.on_first_tokens(link, tokens)
             self._act()
@@ -248,6 +259,8 @@ class DecodeNode:
                 state.live(*new)
                 state.count_replaced(old)
                 self.legs.drop(old)
+            case PromptScored(scored=scored):
+                state.put_scored(scored)
             case NewToken():
                 self._on_token(state, event, step_submitted_s)
 

@@ -12,7 +12,7 @@ node's to take.
 
 import logging
 
-from decode_node.intake import read_first_tokens
+from decode_node.intake import read_first_tokens, read_prompt_part
 from decode_node.legs import Arrived, Failed, Leg, LegNews, Legs, PrefillLink
 from decode_node.prefill_breakers import PrefillBreakers
 from decode_node.requests import RequestState
@@ -103,6 +103,16 @@ class Prefilling:
         self._scheduler.prefill_locally(sequence, budgeted=is_routed_here)
         state.timing.local_started(self._clock.now_s())
         return None
+
+    def on_prompt_part(self, link: PrefillLink, part: session_pb2.PromptPart) -> None:
+        """A prefill node has computed a chunk of a prompt whose log-probabilities are wanted."""
+        leg = self._leg(link, part.handoff)
+        if leg is None or leg.sequence.over or leg.has_first_tokens:
+            return
+        try:
+            leg.state.put_scored(read_prompt_part(part, leg.sequence))
+        except PrefillFailedError as error:
+            self._on_news([Failed(leg, error.kind, str(error))])
 
     def on_first_tokens(self, link: PrefillLink, tokens: session_pb2.FirstTokens) -> None:
         """A prefill node has computed a prompt."""

@@ -7,6 +7,7 @@ from decode_node.timing import Timing
 from pdserve.core.errors import PdserveError
 from pdserve.core.request import (
     FinishReason,
+    PromptOutput,
     Request,
     RequestFailure,
     RequestKey,
@@ -14,6 +15,7 @@ from pdserve.core.request import (
     TokenOutput,
 )
 from pdserve.core.timeline import Timeline
+from pdserve.engine.batch import Scored
 from pdserve.engine.sequence import Sequence
 from pdserve.rpc import convert
 from pdserve.rpc.session import Outbox
@@ -31,6 +33,10 @@ class RouterSession:
 
     def put(self, output: TokenOutput) -> None:
         self._outputs.outputs.append(convert.output_to_proto(output))
+        self._is_empty = False
+
+    def put_prompt(self, output: PromptOutput) -> None:
+        self._outputs.prompt_outputs.append(convert.prompt_output_to_proto(output))
         self._is_empty = False
 
     def put_failure(self, key: RequestKey, error: PdserveError, *, retryable: bool) -> None:
@@ -156,6 +162,17 @@ class RequestState:
         if not self._has_output:
             self._has_output = True
             self.put_timeline()
+
+    def put_scored(self, scored: Scored) -> None:
+        """Tell the router how likely some of the prompt's tokens were."""
+        self.session.put_prompt(
+            PromptOutput(
+                request_id=self.request.request_id,
+                attempt=self.request.attempt,
+                index=scored.start,
+                logprobs=scored.logprobs,
+            )
+        )
 
     def put_complete(self) -> None:
         """Tell the router that what the client has is all there is."""

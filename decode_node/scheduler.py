@@ -16,7 +16,7 @@ import bisect
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from decode_node.events import Admitted, Event, Forked, NewToken, Replaced
+from decode_node.events import Admitted, Event, Forked, NewToken, PromptScored, Replaced
 from pdserve.core.clock import Clock
 from pdserve.core.config import DecodeConfig
 from pdserve.core.request import RequestKey, TokenLogprobs
@@ -184,8 +184,12 @@ class DecodeScheduler:
     def apply(self, batch: Batch, output: StepOutput) -> None:
         """Take in the oldest step's results; tokens of sequences that are over are dropped."""
         sampled = iter(output.sampled)
-        for sequence, chunk in zip(self.ledger.retire(batch), batch.chunks, strict=True):
+        scored = {item.chunk: item for item in output.scored}
+        chunks = zip(self.ledger.retire(batch), batch.chunks, strict=True)
+        for number, (sequence, chunk) in enumerate(chunks):
             got = next(sampled) if chunk.num_samples else None
+            if number in scored and not sequence.over:
+                self._events.append(PromptScored(sequence=sequence, scored=scored[number]))
             if got is None or sequence.over:
                 continue
             if chunk.start + chunk.length > sequence.num_prompt:

@@ -41,6 +41,7 @@ def make_sequence(
         max_len=num_tokens + 1,
         arrived_s=arrived_s,
         cache_salt=task.cache_salt,
+        is_cacheable=sampling.prompt_logprobs is None,  # every row of the prompt is looked at
         lane=task.lane,
         constraint=FirstTokenMask(task.token_mask) if task.token_mask else None,
     )

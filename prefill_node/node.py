@@ -265,6 +265,8 @@ class PrefillNode:
     def _on_computed(self, event: TokensComputed) -> None:
         prefill = self._by_sequence[event.sequence]
         last = event.first is not None
+        if event.scored is not None:
+            prefill.session.put_scored(prefill.handoff, event.scored)
         self._on(prefill, handoffs.TokensComputed(num_tokens=event.num_tokens, last=last))
         if event.first is not None:
             prefill.session.put_first_tokens(self._first_tokens(prefill, event.first))

@@ -12,7 +12,7 @@ import bisect
 from dataclasses import dataclass
 
 from pdserve.core.clock import Clock
-from pdserve.engine.batch import Batch, Sampled, StepOutput
+from pdserve.engine.batch import Batch, Sampled, Scored, StepOutput
 from pdserve.engine.chunking import share_budget
 from pdserve.engine.ledger import Ledger
 from pdserve.engine.sequence import Sequence
@@ -27,6 +27,7 @@ class TokensComputed:
     sequence: Sequence
     num_tokens: int
     first: Sampled | None
+    scored: Scored | None = None  # of the chunk's prompt tokens, where that is asked for
 
 
 class PrefillScheduler:
@@ -90,11 +91,19 @@ class PrefillScheduler:
     def apply(self, batch: Batch, output: StepOutput) -> None:
         """Take in the oldest step's results; sequences removed meanwhile give no event."""
         sampled = iter(output.sampled)
-        for sequence, chunk in zip(self.ledger.retire(batch), batch.chunks, strict=True):
+        scored = {item.chunk: item for item in output.scored}
+        chunks = zip(self.ledger.retire(batch), batch.chunks, strict=True)
+        for number, (sequence, chunk) in enumerate(chunks):
             first = next(sampled) if chunk.num_samples else None
             if not sequence.over:
-                stop = chunk.start + chunk.length
-                self._events.append(TokensComputed(sequence=sequence, num_tokens=stop, first=first))
+                self._events.append(
+                    TokensComputed(
+                        sequence=sequence,
+                        num_tokens=chunk.start + chunk.length,
+                        first=first,
+                        scored=scored.get(number),
+                    )
+                )
 
     def take_events(self) -> list[TokensComputed]:
         """What was learned since the last call, in order."""

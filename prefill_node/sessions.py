@@ -2,6 +2,7 @@
 
 from kv_transfer.commands import Peer
 from pdserve.core.request import HandoffId
+from pdserve.engine.batch import Scored
 from pdserve.rpc import convert
 from pdserve.rpc.session import Outbox
 from pdserve.rpc.v1 import session_pb2
@@ -19,6 +20,15 @@ class DecodeSession:
 
     def put_first_tokens(self, tokens: session_pb2.FirstTokens) -> None:
         self._outputs.first_tokens.append(tokens)
+        self._is_empty = False
+
+    def put_scored(self, handoff: HandoffId, scored: Scored) -> None:
+        part = session_pb2.PromptPart(
+            handoff=convert.handoff_to_proto(handoff),
+            index=scored.start,
+            logprobs=map(convert.prompt_logprob_to_proto, scored.logprobs),
+        )
+        self._outputs.prompt_parts.append(part)
         self._is_empty = False
 
     def put_failure(self, handoff: HandoffId, kind: str, message: str) -> None:

@@ -11,6 +11,7 @@ from pydantic_core import to_json
 
 from pdserve.core.errors import PdserveError
 from pdserve.core.timeline import Timeline
+from pdserve.text.tokenizer import Tokenizer
 from router.generation import Delta, Generation, Usage
 from router.http_bodies import error_object
 from router.inbox import RequestOver
@@ -84,6 +85,31 @@ def timeline_json(overs: Sequence[RequestOver]) -> Json:
     if len(overs) == 1:
         return {"timeline": _timeline(overs[0])}
     return {"timelines": [_timeline(over) for over in overs]}
+
+
+def prompt_logprobs_json(
+    delta: Delta, prompt_ids: Sequence[int], num_top: int, tokenizer: Tokenizer
+) -> list[Json | None] | None:
+    """vLLM's ``prompt_logprobs``: for each token of the prompt its own and those of the ``num_top``
+    likeliest, by token id; nothing for the first. None where the choice has no token.
+    """
+    if delta.prompt_logprobs is None:
+        return None
+    answer: list[Json | None] = [None]
+    for token_id, item in zip(prompt_ids[1:], delta.prompt_logprobs, strict=True):
+        shown = {str(token_id): _ranked(tokenizer, token_id, item.logprob, item.rank)}
+        for rank, (top_id, logprob) in enumerate(item.top[:num_top], start=1):
+            shown.setdefault(str(top_id), _ranked(tokenizer, top_id, logprob, rank))
+        answer.append(shown)
+    return answer
+
+
+def _ranked(tokenizer: Tokenizer, token_id: int, logprob: float, rank: int) -> Json:
+    return {
+        "logprob": json_logprob(logprob),
+        "rank": rank,
+        "decoded_token": tokenizer.token_text(token_id),
+    }
 
 
 def json_logprob(logprob: float) -> float:

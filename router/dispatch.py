@@ -214,6 +214,9 @@ class Dispatcher:
             if running is not None and (leg := running.legs.get(key.attempt)):
                 leg.timeline = timeline
                 running.told(timeline)
+        for part in news.prompts:  # before the first tokens, which they are given with
+            if (running := self._running.get(part.request_id)) and part.attempt in running.legs:
+                running.inbox.put(running.prompt, part)
         for output in news.outputs:
             if running := self._running.get(output.request_id):
                 self._apply(running, output)

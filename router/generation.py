@@ -9,13 +9,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from pdserve.core.errors import PdserveError
-from pdserve.core.request import FinishReason, TokenLogprobs, TokenOutput
+from pdserve.core.request import (
+    FinishReason,
+    PromptLogprob,
+    PromptOutput,
+    TokenLogprobs,
+    TokenOutput,
+)
 from pdserve.text.tokenizer import Tokenizer
 from router.best_of import BestOf
 from router.choice_text import ChoiceText, Piece, TextRules
 from router.dispatch import Dispatcher
 from router.inbox import Call, News, RequestOver
 from router.legs import Job
+from router.prompt_scores import PromptScores
 from router.tool_use import CallRules
 
 
@@ -47,6 +54,8 @@ class Delta:
     logprobs: tuple[TokenLogprobs, ...]
     finish_reason: FinishReason | None
     stop_reason: str | int | None
+    # With a choice's first tokens, where asked for: those of the prompt's tokens but the first.
+    prompt_logprobs: tuple[PromptLogprob, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +91,11 @@ class Generation:
             for prompt, request in enumerate(requests)
             for choice in range(request.job.num_choices)
         }
+        self._prompt_scores = {
+            prompt: PromptScores(len(request.job.prompt_ids))
+            for prompt, request in enumerate(requests)
+            if request.job.sampling.prompt_logprobs is not None
+        }
         self._overs: dict[int, RequestOver] = {}
 
     @property
@@ -106,6 +120,8 @@ class Generation:
                 if isinstance(news, RequestOver):
                     self._overs[prompt] = news
                     failed = failed or news.error
+                elif isinstance(news, PromptOutput):
+                    self._take_scores(prompt, news)
                 elif delta := self._delta(prompt, news):
                     deltas.append(delta)
             if deltas:
@@ -133,17 +149,23 @@ class Generation:
             best = [replace(answer, logprobs=()) for answer in best]
         return [replace(answer, choice=choice) for choice, answer in enumerate(best)]
 
+    def _take_scores(self, prompt: int, output: PromptOutput) -> None:
+        if (scores := self._prompt_scores.get(prompt)) is not None:
+            scores.add(output)
+
     def _delta(self, prompt: int, output: TokenOutput) -> Delta | None:
         text = self._texts.get((prompt, output.choice))
         if text is None:
             return None  # it reached a stop string; its node had not heard yet
+        scores = self._prompt_scores.get(prompt) if output.token_ids else None
+        prompt_logprobs = scores.first_seen(output.choice) if scores else None
         piece = text.push(output)
         self._completion_tokens += len(piece.token_ids)
         if piece.finish_reason is not None:
             del self._texts[prompt, output.choice]
             if output.finish_reason is None:
                 self._dispatcher.stop_choice(self.request_ids[prompt], output.choice)
-        return _delta_of(prompt, output.choice, piece)
+        return _delta_of(prompt, output.choice, piece, prompt_logprobs)
 
 
 @contextmanager
@@ -178,6 +200,8 @@ def _merged(news: list[tuple[int, News]]) -> Iterator[tuple[int, News]]:
     for prompt, item in news:
         if isinstance(item, TokenOutput):
             outputs.setdefault((prompt, item.choice), []).append(item)
+        elif isinstance(item, PromptOutput):
+            yield prompt, item  # what comes of a prompt is before its tokens
         else:
             overs.append((prompt, item))
     for (prompt, _), parts in outputs.items():
@@ -200,10 +224,13 @@ def _joined(parts: list[Delta]) -> Delta:
         text="".join(part.text for part in parts),
         token_ids=tuple(token_id for part in parts for token_id in part.token_ids),
         logprobs=tuple(item for part in parts for item in part.logprobs),
+        prompt_logprobs=parts[0].prompt_logprobs,
     )
 
 
-def _delta_of(prompt: int, choice: int, piece: Piece) -> Delta:
+def _delta_of(
+    prompt: int, choice: int, piece: Piece, prompt_logprobs: tuple[PromptLogprob, ...] | None
+) -> Delta:
     return Delta(
         prompt=prompt,
         choice=choice,
@@ -212,4 +239,5 @@ def _delta_of(prompt: int, choice: int, piece: Piece) -> Delta:
         logprobs=piece.logprobs,
         finish_reason=piece.finish_reason,
         stop_reason=piece.stop_reason,
+        prompt_logprobs=prompt_logprobs,
     )

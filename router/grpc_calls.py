@@ -1,11 +1,13 @@
 """Tool calls of one gRPC answer: each delta's text becomes text and calls, choice by choice."""
 
+from collections.abc import Iterator
+
 from pdserve.rpc.v1 import inference_pb2 as pb
 from pdserve.text.tokenizer import Tokenizer
 from pdserve.text.tool_parser import CallArguments, CallBegun, TextPiece
 from router.chat_calls import ChoiceCalls
 from router.generation import Delta, GenerationRequest
-from router.grpc_messages import delta_message
+from router.grpc_messages import delta_message, prompt_messages
 
 
 class GrpcAnswer:
@@ -13,15 +15,25 @@ class GrpcAnswer:
 
     def __init__(self, request: GenerationRequest, request_id: str, tokenizer: Tokenizer) -> None:
         self._request_id = request_id
+        self._prompt_ids = request.job.prompt_ids
         self._tokenizer = tokenizer
+        self._has_told_prompt = False
         self._calls = {
             choice: ChoiceCalls(request.calls)
             for choice in range(request.num_given)
             if request.calls is not None
         }
 
-    def message(self, delta: Delta) -> pb.GenerateResponse:
-        """What one delta is on the wire."""
+    def messages(self, delta: Delta) -> Iterator[pb.GenerateResponse]:
+        """What one delta is on the wire; before the first tokens of all, those of the prompt."""
+        if delta.prompt_logprobs is not None and not self._has_told_prompt:
+            self._has_told_prompt = True
+            yield from prompt_messages(
+                self._request_id, self._prompt_ids, delta.prompt_logprobs, self._tokenizer
+            )
+        yield self._message(delta)
+
+    def _message(self, delta: Delta) -> pb.GenerateResponse:
         message = delta_message(self._request_id, delta, self._tokenizer)
         if (calls := self._calls.get(delta.choice)) is None:
             return message

@@ -1,12 +1,12 @@
 """Public gRPC messages to and from what the router works with. Plain copies; unset stays unset."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from pdserve.core.errors import InvalidRequestError
 from pdserve.core.node import Role
-from pdserve.core.request import TokenLogprobs
+from pdserve.core.request import PromptLogprob, TokenLogprobs
 from pdserve.rpc.convert import timeline_to_proto
 from pdserve.rpc.v1 import inference_pb2 as pb
 from pdserve.text.conversation import ChatMessage
@@ -17,6 +17,8 @@ from router.nodes import NodeView
 from router.structured_output import grammar_of, json_schema_grammar
 from router.tool_use import WORDS, ToolUse, tool_calls, tool_use
 from router.validation import SamplingFields
+
+PROMPT_TOKENS_A_MESSAGE = 1024  # with 20 of the likeliest each they are half a megabyte
 
 
 def sampling_fields(message: pb.SamplingParams) -> SamplingFields:
@@ -40,6 +42,7 @@ def sampling_fields(message: pb.SamplingParams) -> SamplingFields:
         logprobs=message.logprobs if "logprobs" in given else None,
         n=message.n if "n" in given else None,
         best_of=message.best_of if "best_of" in given else None,
+        prompt_logprobs=message.prompt_logprobs if "prompt_logprobs" in given else None,
         skip_special_tokens=message.skip_special_tokens if "skip_special_tokens" in given else None,
         include_stop_str_in_output=message.include_stop_str_in_output,
         grammar=grammar_of(
@@ -138,6 +141,23 @@ def delta_message(request_id: str, delta: Delta, tokenizer: Tokenizer) -> pb.Gen
     return message
 
 
+def prompt_messages(
+    request_id: str,
+    prompt_ids: Sequence[int],
+    logprobs: Sequence[PromptLogprob],
+    tokenizer: Tokenizer,
+) -> Iterator[pb.GenerateResponse]:
+    """The prompt's tokens with their log-probabilities; the first has none."""
+    of_each = (None, *logprobs)
+    for at in range(0, len(prompt_ids), PROMPT_TOKENS_A_MESSAGE):
+        part = slice(at, at + PROMPT_TOKENS_A_MESSAGE)
+        tokens = zip(prompt_ids[part], of_each[part], strict=True)
+        yield pb.GenerateResponse(
+            request_id=request_id,
+            prompt_logprobs=[_prompt_token(*token, tokenizer) for token in tokens],
+        )
+
+
 def last_message(generation: Generation, *, timeline: bool) -> pb.GenerateResponse:
     """Usage and, where asked for, the timeline of a call with one prompt."""
     usage, over = generation.usage, generation.overs[0]
@@ -184,7 +204,17 @@ def _logprobs(delta: Delta, tokenizer: Tokenizer) -> Iterator[pb.Logprobs]:
         )
 
 
-def _top(item: TokenLogprobs, tokenizer: Tokenizer) -> list[pb.TopLogprob]:
+def _prompt_token(
+    token_id: int, item: PromptLogprob | None, tokenizer: Tokenizer
+) -> pb.PromptToken:
+    token = pb.PromptToken(token_id=token_id, token=tokenizer.token_text(token_id))
+    if item is not None:
+        token.logprob, token.rank = item.logprob, item.rank
+        token.top.extend(_top(item, tokenizer))
+    return token
+
+
+def _top(item: TokenLogprobs | PromptLogprob, tokenizer: Tokenizer) -> list[pb.TopLogprob]:
     return [
         pb.TopLogprob(token_id=top_id, token=tokenizer.token_text(top_id), logprob=logprob)
         for top_id, logprob in item.top

@@ -125,8 +125,9 @@ class _Inference(inference_pb2_grpc.InferenceServicer):
                 answer = GrpcAnswer(asked, generation.request_ids[0], service.tokenizer)
                 async for deltas in _answers(generation, whole=asked.best_of is not None):
                     for delta in deltas:
-                        with self._dropping_stalled():
-                            yield answer.message(delta)
+                        for message in answer.messages(delta):
+                            with self._dropping_stalled():
+                                yield message
                 yield last_message(generation, timeline=request.timeline)
         except PdserveError as error:
             await fail(context, error)

@@ -1,7 +1,7 @@
 """What has come for one call and waits for its reader.
 
-Bounded by the call itself: at most ``max_tokens`` outputs a choice. One writer (the dispatcher) and
-one reader; a reader that falls behind finds everything at once.
+Bounded by the call itself: at most ``max_tokens`` outputs a choice, and one score a prompt token.
+One writer (the dispatcher) and one reader; a reader that falls behind finds everything at once.
 
 Readers are woken a few at a time, in the order in which something came for them, and the event loop
 looks at its sockets in between. So a router that has more to do than time takes in several steps of
@@ -14,7 +14,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from pdserve.core.errors import PdserveError
-from pdserve.core.request import RouteTaken, TokenOutput
+from pdserve.core.request import PromptOutput, RouteTaken, TokenOutput
 from pdserve.core.timeline import Timeline
 
 READERS_A_TURN = 16
@@ -32,7 +32,7 @@ class RequestOver:
     cached_tokens: int  # prompt tokens whose KV was not computed for this request
 
 
-News = TokenOutput | RequestOver
+News = PromptOutput | TokenOutput | RequestOver
 
 
 class Turns:

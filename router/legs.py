@@ -113,7 +113,7 @@ class Legs:
             token_ids=token_ids,
             prompt_len=len(job.prompt_ids),
             choices=start.choices,
-            sampling=job.sampling,
+            sampling=_sampling(job, start),
             route=routed.decision.route,
             cache_salt=job.cache_salt,
             traceparent=job.traceparent,
@@ -162,6 +162,11 @@ class Legs:
             return
         seen_s = (leg.last_output_s - leg.first_output_s) / num_steps
         self._metrics.tpot_seen(seen_s, leg.plan.tpot_s)
+
+
+def _sampling(job: Job, start: StartLeg) -> SamplingParams:
+    """All log-probabilities of the prompt came before the first token: they are not asked again."""
+    return replace(job.sampling, prompt_logprobs=None) if start.output_ids else job.sampling
 
 
 def _ask(job: Job, start: StartLeg, token_ids: tuple[int, ...]) -> Ask:

@@ -7,6 +7,7 @@ from pdserve.rpc.convert import (
     costs_from_proto,
     failure_from_proto,
     output_from_proto,
+    prompt_output_from_proto,
     timeline_from_proto,
     trouble_from_proto,
 )
@@ -23,6 +24,7 @@ def step_news(node: str, outputs: session_pb2.StepOutputs) -> StepNews:
         ),
         outputs=tuple(output_from_proto(item) for item in outputs.outputs),
         failures=tuple(failure_from_proto(item) for item in outputs.failures),
+        prompts=tuple(map(prompt_output_from_proto, outputs.prompt_outputs)),
     )
 
 

@@ -6,7 +6,7 @@ from pdserve.core.breaker import BreakerState, Trouble
 from pdserve.core.cost import NodeCosts
 from pdserve.core.errors import NodeLostError
 from pdserve.core.node import NodeAddress, Role
-from pdserve.core.request import RequestFailure, RequestKey, TokenOutput
+from pdserve.core.request import PromptOutput, RequestFailure, RequestKey, TokenOutput
 from pdserve.core.timeline import Timeline
 
 DRAINING = "draining"  # why nothing new is sent there
@@ -95,6 +95,7 @@ class StepNews:
     timelines: tuple[tuple[RequestKey, Timeline], ...]
     outputs: tuple[TokenOutput, ...]
     failures: tuple[RequestFailure, ...]
+    prompts: tuple[PromptOutput, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

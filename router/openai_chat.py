@@ -12,6 +12,7 @@ from router.answer_format import (
     event_bytes,
     failure_bytes,
     json_logprob,
+    prompt_logprobs_json,
     timeline_json,
     usage_json,
 )
@@ -27,6 +28,7 @@ class ChatOptions:
     include_usage: bool
     timeline: bool
     token_ids: bool
+    prompt_logprobs: int | None  # the likeliest tokens of each; None: no log-probabilities
 
 
 class ChatFormat:
@@ -66,11 +68,11 @@ class ChatFormat:
     def whole(self, answers: Sequence[Delta], generation: Generation) -> Json:
         choices = [self._choice(delta, "message", self._message(delta)) for delta in answers]
         body = {**self._head, "choices": choices, "usage": usage_json(generation.usage)}
-        return body | self._prompt_tokens() | self._timeline(generation)
+        return body | self._of_the_prompt(answers[0]) | self._timeline(generation)
 
     def events(self, delta: Delta) -> bytes:
         if delta.choice not in self._begun:
-            return event_bytes(self._first_event(delta.choice)) + self.events(delta)
+            return event_bytes(self._first_event(delta)) + self.events(delta)
         if self._calls:
             return self._events_with_calls(delta)
         if delta.finish_reason is not None or delta.logprobs or self._options.token_ids:
@@ -108,12 +110,16 @@ class ChatFormat:
             extra["usage"] = usage_json(generation.usage)
         return {**self._event([]), **extra} if extra else None
 
-    def _first_event(self, choice: int) -> Json:
+    def _first_event(self, delta: Delta) -> Json:
         first_of_all = not self._begun
-        self._begun.add(choice)
-        delta: Json = {"role": "assistant", "content": ""}
-        begun: Json = {"index": choice, "delta": delta, "logprobs": None, "finish_reason": None}
-        return self._event([begun]) | (self._prompt_tokens() if first_of_all else {})
+        self._begun.add(delta.choice)
+        begun: Json = {
+            "index": delta.choice,
+            "delta": {"role": "assistant", "content": ""},
+            "logprobs": None,
+            "finish_reason": None,
+        }
+        return self._event([begun]) | (self._of_the_prompt(delta) if first_of_all else {})
 
     def _event(self, choices: list[Json]) -> Json:
         usage: Json = {"usage": None} if self._options.include_usage else {}
@@ -141,8 +147,14 @@ class ChatFormat:
             return calls.message(delta.text)
         return {"role": "assistant", "content": delta.text, "refusal": None}
 
-    def _prompt_tokens(self) -> Json:
-        return {"prompt_token_ids": list(self._prompt_ids)} if self._options.token_ids else {}
+    def _of_the_prompt(self, delta: Delta) -> Json:
+        """What is told of the prompt with the first choice of all."""
+        told: Json = {"prompt_token_ids": list(self._prompt_ids)} if self._options.token_ids else {}
+        if (num_top := self._options.prompt_logprobs) is not None:
+            told["prompt_logprobs"] = prompt_logprobs_json(
+                delta, self._prompt_ids, num_top, self._tokenizer
+            )
+        return told
 
     def _timeline(self, generation: Generation) -> Json:
         return timeline_json(generation.overs) if self._options.timeline else {}

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from pdserve.core.errors import PdserveError
-from pdserve.core.request import TokenLogprobs
+from pdserve.core.request import PromptLogprob, TokenLogprobs
 from pdserve.text.tokenizer import Tokenizer
 from router.answer_format import (
     Json,
@@ -13,10 +13,12 @@ from router.answer_format import (
     event_bytes,
     failure_bytes,
     json_logprob,
+    prompt_logprobs_json,
     timeline_json,
     usage_json,
 )
 from router.generation import Delta, Generation, GenerationRequest
+from router.text_offsets import TextOffsets, prompt_offsets
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +30,8 @@ class CompletionOptions:
     timeline: bool
     token_ids: bool
     echo: bool
+    num_logprobs: int | None  # the likeliest tokens of each; None: no log-probabilities
+    prompt_logprobs: int | None  # likewise, of the prompt's tokens
 
 
 class CompletionFormat:
@@ -50,10 +54,11 @@ class CompletionFormat:
             "model": model,
         }
         self._tokenizer = tokenizer
-        self._jobs = [request.job for request in requests]
-        self._num_given = [request.num_given for request in requests]
+        self._requests = requests
         self._options = options
-        self._text_offsets: dict[int, int] = {}  # of choices that were begun
+        self._begun: set[int] = set()  # indices of choices
+        self._offsets: dict[int, TextOffsets] = {}  # of choices, where log-probabilities are shown
+        self._prompt_logprobs: dict[int, list[Json | None] | None] = {}  # of prompts, as shown
         self._text_events: dict[int, TextEvents] = {}
 
     @property
@@ -68,7 +73,7 @@ class CompletionFormat:
     def events(self, delta: Delta) -> bytes:
         index = self._index(delta)
         text_only = delta.finish_reason is None and not delta.logprobs
-        if index not in self._text_offsets or not text_only or self._options.token_ids:
+        if index not in self._begun or not text_only or self._options.token_ids:
             return event_bytes(self._event([self._choice(delta)]))
         if not delta.text:
             return b""  # nothing to show yet
@@ -96,47 +101,76 @@ class CompletionFormat:
 
     def _choice(self, delta: Delta) -> Json:
         index = self._index(delta)
-        first = index not in self._text_offsets
-        self._text_offsets.setdefault(index, 0)
-        prompt_ids = self._jobs[delta.prompt].prompt_ids
-        echoed = first and self._options.echo
+        first = index not in self._begun
+        self._begun.add(index)
         choice: Json = {
             "index": index,
-            "text": self._echo(prompt_ids) + delta.text if echoed else delta.text,
+            "text": self._echo(delta.prompt) + delta.text if first else delta.text,
             "logprobs": self._logprobs(index, delta) if delta.logprobs else None,
             "finish_reason": delta.finish_reason,
             "stop_reason": delta.stop_reason,
         }
         if self._options.token_ids:
             choice["token_ids"] = list(delta.token_ids)
+            prompt_ids = self._prompt_ids(delta.prompt)
             choice["prompt_token_ids"] = list(prompt_ids) if first else None
+        if first and (num_top := self._options.prompt_logprobs) is not None:
+            choice["prompt_logprobs"] = self._shown_prompt_logprobs(delta, num_top)
         return choice
 
     def _index(self, delta: Delta) -> int:
-        return delta.prompt * self._num_given[delta.prompt] + delta.choice
+        return delta.prompt * self._requests[delta.prompt].num_given + delta.choice
 
-    def _echo(self, prompt_ids: tuple[int, ...]) -> str:
-        return self._tokenizer.decode(prompt_ids, skip_special_tokens=True)
+    def _prompt_ids(self, prompt: int) -> tuple[int, ...]:
+        return self._requests[prompt].job.prompt_ids
+
+    def _echo(self, prompt: int) -> str:
+        """What the text of its choices begins with."""
+        if not self._options.echo:
+            return ""
+        return self._tokenizer.decode(self._prompt_ids(prompt), skip_special_tokens=True)
+
+    def _shown_prompt_logprobs(self, delta: Delta, num_top: int) -> list[Json | None] | None:
+        """The same for all choices of a prompt."""
+        prompt_ids = self._prompt_ids(delta.prompt)
+        if self._prompt_logprobs.get(delta.prompt) is None:
+            self._prompt_logprobs[delta.prompt] = prompt_logprobs_json(
+                delta, prompt_ids, num_top, self._tokenizer
+            )
+        return self._prompt_logprobs[delta.prompt]
 
     def _logprobs(self, index: int, delta: Delta) -> Json:
-        tokens = [self._tokenizer.token_text(token_id) for token_id in delta.token_ids]
-        offsets = []
-        for token in tokens:
-            offsets.append(self._text_offsets[index])
-            self._text_offsets[index] += len(token)
+        """Of the new tokens and, before the first ones, of an echoed prompt's."""
+        token_ids, offsets = delta.token_ids, self._next_offsets(index, delta)
+        items: tuple[TokenLogprobs | PromptLogprob | None, ...] = delta.logprobs
+        if self._options.echo and delta.prompt_logprobs is not None:
+            prompt_ids = self._prompt_ids(delta.prompt)
+            token_ids, items = prompt_ids + token_ids, (None, *delta.prompt_logprobs, *items)
+            offsets = prompt_offsets(self._tokenizer, prompt_ids) + offsets
+        tokens = [self._tokenizer.token_text(token_id) for token_id in token_ids]
         return {
             "tokens": tokens,
-            "token_logprobs": [json_logprob(item.logprob) for item in delta.logprobs],
+            "token_logprobs": [item and json_logprob(item.logprob) for item in items],
             "top_logprobs": [
-                self._top(token, item) for token, item in zip(tokens, delta.logprobs, strict=True)
+                item and self._top(token, item) for token, item in zip(tokens, items, strict=True)
             ],
             "text_offset": offsets,
         }
 
-    def _top(self, token: str, item: TokenLogprobs) -> Json:
+    def _next_offsets(self, index: int, delta: Delta) -> list[int]:
+        if index not in self._offsets:
+            self._offsets[index] = TextOffsets(
+                self._tokenizer,
+                prompt_ids=self._prompt_ids(delta.prompt),
+                start=len(self._echo(delta.prompt)),
+                skip_special_tokens=self._requests[delta.prompt].rules.skip_special_tokens,
+            )
+        return self._offsets[index].of(delta.token_ids)
+
+    def _top(self, token: str, item: TokenLogprobs | PromptLogprob) -> Json:
         """Texts of the likeliest tokens and of the sampled one; of equal texts the better one."""
         top: Json = {}
-        for token_id, logprob in item.top:
+        for token_id, logprob in item.top[: self._options.num_logprobs]:
             top.setdefault(self._tokenizer.token_text(token_id), json_logprob(logprob))
         top.setdefault(token, json_logprob(item.logprob))
         return top

@@ -83,6 +83,8 @@ def _add_generating_routes(app: FastAPI, service: Service) -> None:
                 timeline=timeline_wanted(request, body.timeline),
                 token_ids=bool(body.return_token_ids),
                 echo=bool(body.echo),
+                prompt_logprobs=body.prompt_logprobs,
+                num_logprobs=body.logprobs,
             ),
         )
         return answer(service, request, requests, answer_format, arrived_s)
@@ -110,6 +112,7 @@ def _add_generating_routes(app: FastAPI, service: Service) -> None:
                 include_usage=body.include_usage,
                 timeline=timeline_wanted(request, body.timeline),
                 token_ids=bool(body.return_token_ids),
+                prompt_logprobs=body.prompt_logprobs,
             ),
         )
         return answer(service, request, [generation_request], answer_format, arrived_s)

@@ -4,6 +4,7 @@ Types are strict: a text is not a number, true is not 1. Fields that are not kno
 business of ``unknown_fields.py``; those in ``UNSUPPORTED`` are known, and not there.
 """
 
+from dataclasses import replace
 from typing import Annotated
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue
@@ -33,7 +34,6 @@ UNSUPPORTED: dict[str, tuple[JsonValue, ...]] = {
     "modalities": (["text"],),
     "prediction": (),
     "prompt_embeds": (),
-    "prompt_logprobs": (),
     "reasoning_effort": ("none",),
     "suffix": ("",),
     "tool_choice": ("none", "auto"),
@@ -79,6 +79,7 @@ class SamplingBody(_Body):
     seed: int | None = None
     n: int | None = None
     best_of: int | None = None
+    prompt_logprobs: int | None = None
     stop: Annotated[list[str] | None, BeforeValidator(_as_list)] = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
@@ -145,17 +146,14 @@ class CompletionBody(SamplingBody):
     echo: bool | None = None
     logprobs: int | None = None
 
-    def check_supported(self) -> None:
-        super().check_supported()
-        if self.echo and self.logprobs is not None:
-            raise InvalidRequestError(
-                "logprobs", "with echo it would need those of the prompt: this is not supported"
-            )
-
     def sampling_fields(self) -> SamplingFields:
-        return _sampling_fields(
+        fields = _sampling_fields(
             self, max_tokens=self.max_tokens, max_tokens_field="max_tokens", logprobs=self.logprobs
         )
+        if not self.echo or self.logprobs is None:
+            return fields
+        # What is echoed has log-probabilities too; with both asked for, each shows its own number.
+        return replace(fields, prompt_logprobs=max(self.logprobs, self.prompt_logprobs or 0))
 
 
 class TextPart(_Body):
@@ -286,6 +284,7 @@ def _sampling_fields(
         logprobs_field="top_logprobs" if isinstance(body, ChatBody) else "logprobs",
         n=body.n,
         best_of=body.best_of,
+        prompt_logprobs=body.prompt_logprobs,
         skip_special_tokens=body.skip_special_tokens,
         include_stop_str_in_output=body.include_stop_str_in_output,
         ttft_slo_ms=body.ttft_slo_ms,

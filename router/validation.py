@@ -52,6 +52,7 @@ class SamplingFields:
     ignore_eos: bool | None = None
     logprobs: int | None = None
     logprobs_field: str = "logprobs"
+    prompt_logprobs: int | None = None
     n: int | None = None
     best_of: int | None = None
     skip_special_tokens: bool | None = None
@@ -82,6 +83,8 @@ def check_sampling(fields: SamplingFields, *, vocab_size: int, max_n: int) -> No
     check_token_ids("stop_token_ids", fields.stop_token_ids, vocab_size)
     if fields.logprobs is not None and not 0 <= fields.logprobs <= MAX_LOGPROBS:
         raise _wrong(fields.logprobs_field, fields.logprobs, f"0 to {MAX_LOGPROBS}")
+    if fields.prompt_logprobs is not None and not 0 <= fields.prompt_logprobs <= MAX_LOGPROBS:
+        raise _wrong("prompt_logprobs", fields.prompt_logprobs, f"0 to {MAX_LOGPROBS}")
     check_count("n", fields.n, max_n)
     _check_best_of(fields, max_n)
     check_slo("ttft_slo_ms", fields.ttft_slo_ms)
@@ -131,6 +134,7 @@ def to_sampling_params(fields: SamplingFields, *, max_tokens: int, seed: int) ->
         stop_token_ids=tuple(fields.stop_token_ids),
         ignore_eos=bool(fields.ignore_eos),
         logprobs=fields.logprobs,
+        prompt_logprobs=fields.prompt_logprobs,
     )
 
 

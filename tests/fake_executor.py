@@ -9,8 +9,17 @@ from dataclasses import dataclass
 from itertools import chain
 
 from pdserve.core.kv_layout import BlockId
-from pdserve.engine.batch import Batch, Carried, Chunk, Joined, Sampled, Slot, StepOutput
-from tests.oracle import FakeModel, History, logprobs_of
+from pdserve.engine.batch import (
+    Batch,
+    Carried,
+    Chunk,
+    Joined,
+    Sampled,
+    Scored,
+    Slot,
+    StepOutput,
+)
+from tests.oracle import FakeModel, History, logprobs_of, prompt_logprob_of
 
 
 @dataclass(slots=True)
@@ -84,8 +93,14 @@ class FakeExecutor:
             self._kv[copy.destination] = list(self._kv[copy.source])
         masks = {mask.slot: mask.bits for mask in step.batch.masks}
         sampled = [self._compute(*work, masks.get(work[1].slot)) for work in step.work]
+        scored = [
+            scored_of(number, chunk, resident.joined)
+            for number, (resident, chunk, _) in enumerate(step.work)
+        ]
         step.output = StepOutput(
-            step=step.batch.step, sampled=tuple(one for one in sampled if one is not None)
+            step=step.batch.step,
+            sampled=tuple(one for one in sampled if one is not None),
+            scored=tuple(one for one in scored if one is not None),
         )
 
     def output(self) -> tuple[Batch, StepOutput]:
@@ -201,3 +216,15 @@ class FakeExecutor:
         resident.counted += sampled[:1] if joined.sampling.needs_history else ()
         logprobs = [logprobs_of(token, joined.sampling) for token in sampled]
         return Sampled(tokens=sampled, logprobs=tuple(chain.from_iterable(logprobs)))
+
+
+def scored_of(number: int, chunk: Chunk, joined: Joined) -> Scored | None:
+    """What is told of the prompt tokens in a chunk; ranks rely on all chunks since the first."""
+    if joined.sampling.prompt_logprobs is None or isinstance(chunk.tokens, Carried):
+        return None
+    start, stop = max(1, chunk.start), min(chunk.start + chunk.length, joined.prompt_len)
+    if start >= stop:
+        return None
+    tokens = chunk.tokens[start - chunk.start : stop - chunk.start]
+    logprobs = tuple(prompt_logprob_of(token, joined.sampling) for token in tokens)
+    return Scored(chunk=number, start=start, logprobs=logprobs)

@@ -6,7 +6,7 @@ the rule by which ``FakeExecutor`` samples. Knows no batch, block or slot.
 
 from collections.abc import Iterable, Iterator
 
-from pdserve.core.request import SamplingParams, TokenLogprobs
+from pdserve.core.request import PromptLogprob, SamplingParams, TokenLogprobs
 
 
 class History:
@@ -46,6 +46,12 @@ def logprobs_of(token: int, sampling: SamplingParams) -> tuple[TokenLogprobs, ..
         return ()
     top = tuple((token + i, -0.5 - token - i) for i in range(sampling.logprobs))
     return (TokenLogprobs(logprob=-0.5 - token, top=top),)
+
+
+def prompt_logprob_of(token: int, sampling: SamplingParams) -> PromptLogprob:
+    """What is told of one token of a prompt."""
+    top = tuple((token + i, -0.25 - token - i) for i in range(sampling.prompt_logprobs or 0))
+    return PromptLogprob(logprob=-0.25 - token, rank=1, top=top)
 
 
 class FakeModel:

@@ -16,6 +16,7 @@ from pdserve.client.results import (
     ModelInfo,
     NodeLoad,
     PositionLogprobs,
+    PromptToken,
     ServerInfo,
     TokenLogprob,
     Usage,
@@ -48,6 +49,7 @@ class SamplingOptions(TypedDict, total=False):
     ignore_eos: bool
     logprobs: int
     n: int
+    prompt_logprobs: int  # 0: those of the prompt's tokens; k: also of the k likeliest
     best_of: int  # make so many answers, give the n likeliest
     skip_special_tokens: bool
     include_stop_str_in_output: bool
@@ -130,13 +132,18 @@ def chunk_of(message: pb.GenerateResponse) -> Chunk:
         stop_reason=reason,
         usage=_usage(message),
         timeline=timeline_from_proto(message.timeline) if message.HasField("timeline") else None,
+        prompt_logprobs=tuple(map(_prompt_token, message.prompt_logprobs)),
     )
 
 
 def completion_of(chunks: Iterable[Chunk]) -> Completion:
     """Joins a whole stream. Raises InternalError where its last message is missing."""
     parts: dict[int, list[Chunk]] = {}
+    prompt: list[PromptToken] = []
     for chunk in chunks:
+        if chunk.prompt_logprobs:
+            prompt += chunk.prompt_logprobs
+            continue
         if chunk.usage is not None:
             choices = tuple(_choice(index, parts[index]) for index in sorted(parts))
             return Completion(
@@ -144,6 +151,7 @@ def completion_of(chunks: Iterable[Chunk]) -> Completion:
                 choices=choices,
                 usage=chunk.usage,
                 timeline=chunk.timeline,
+                prompt_logprobs=tuple(prompt),
             )
         parts.setdefault(chunk.choice, []).append(chunk)
     raise InternalError("the stream ended without its last message")
@@ -232,6 +240,17 @@ def _usage(message: pb.GenerateResponse) -> Usage | None:
         prompt_tokens=usage.prompt_tokens,
         completion_tokens=usage.completion_tokens,
         cached_tokens=usage.cached_tokens,
+    )
+
+
+def _prompt_token(item: pb.PromptToken) -> PromptToken:
+    is_first = not item.HasField("logprob")
+    return PromptToken(
+        token_id=item.token_id,
+        token=item.token,
+        logprob=None if is_first else item.logprob,
+        rank=None if is_first else item.rank,
+        top=tuple(map(_logprob, item.top)),
     )
 
 

@@ -23,6 +23,20 @@ class PositionLogprobs:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PromptToken:
+    """One token of the prompt, how likely it was after those before it, and the likeliest there.
+
+    ``rank`` is 1 for the likeliest. The first token has neither: nothing stands before it.
+    """
+
+    token_id: int
+    token: str
+    logprob: float | None
+    rank: int | None
+    top: tuple[TokenLogprob, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
     """Tokens of a call. ``cached_tokens``: of the prompt, those that were not computed for it."""
 
@@ -34,7 +48,8 @@ class Usage:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
     """One message of a stream. The last one of a choice has a ``finish_reason``; the last one of
-    the stream has ``usage`` and, where asked for, the ``timeline``, and no text.
+    the stream has ``usage`` and, where asked for, the ``timeline``, and no text. Those that have
+    ``prompt_logprobs`` come before all others, and have nothing else.
     """
 
     request_id: str
@@ -46,6 +61,7 @@ class Chunk:
     stop_reason: str | int | None
     usage: Usage | None
     timeline: Timeline | None
+    prompt_logprobs: tuple[PromptToken, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +84,7 @@ class Completion:
     choices: tuple[Choice, ...]
     usage: Usage
     timeline: Timeline | None
+    prompt_logprobs: tuple[PromptToken, ...] = ()
 
     @property
     def text(self) -> str:

@@ -86,12 +86,17 @@ class NodeFront:
 
 async def start_front(incarnation: Incarnation) -> NodeFront:
     """Meet the ranks, which start meanwhile, and serve. Raises PdserveError."""
+    config = incarnation.site.cluster.config
     ranks = await start_ranks(
         run_dir=incarnation.make_run_dir(),
         tp_size=incarnation.plan.pool.tensor_parallel_size,
         start_timeout_s=incarnation.start_timeout_s,
         step_timeout_s=incarnation.step_timeout_s,
-        silence_s=incarnation.site.cluster.config.network.silence_s,
+        silence_s=config.network.silence_s,
+        # The larger pool's: the ranks may change their role.
+        max_step_tokens=max(
+            config.prefill.max_num_batched_tokens, config.decode.max_num_batched_tokens
+        ),
     )
     return await front_of(incarnation, ranks, StepMeter())
 

@@ -87,6 +87,7 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None  # None: none; k: the sampled token's and the top k
+    prompt_logprobs: int | None = None  # likewise, of every token of the prompt but the first
 
     @property
     def needs_history(self) -> bool:
@@ -143,6 +144,30 @@ class TokenLogprobs:
 
     logprob: float
     top: tuple[tuple[int, float], ...] = ()  # (token id, log-probability), best first
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptLogprob:
+    """How likely one token of a prompt was after those before it, and which were the likeliest.
+
+    ``rank`` is 1 for the likeliest token.
+    """
+
+    logprob: float
+    rank: int
+    top: tuple[tuple[int, float], ...] = ()  # (token id, log-probability), best first
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptOutput:
+    """Log-probabilities of prompt tokens, as chunks of the prompt are computed. ``index`` is the
+    position of the first of these. All come before the request's first token.
+    """
+
+    request_id: str
+    attempt: int
+    index: int
+    logprobs: tuple[PromptLogprob, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

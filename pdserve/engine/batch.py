@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import NewType
 
 from pdserve.core.kv_layout import BlockId
-from pdserve.core.request import SamplingParams, TokenLogprobs
+from pdserve.core.request import PromptLogprob, SamplingParams, TokenLogprobs
 
 Slot = NewType("Slot", int)
 
@@ -100,8 +100,22 @@ class Sampled:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Scored:
+    """Log-probabilities of the prompt tokens at positions ``start ..``, which the batch's chunk
+    number ``chunk`` brought.
+    """
+
+    chunk: int
+    start: int
+    logprobs: tuple[PromptLogprob, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepOutput:
-    """One ``Sampled`` for each chunk with ``num_samples`` > 0, in the chunks' order."""
+    """One ``Sampled`` for each chunk with ``num_samples`` > 0, in the chunks' order; one ``Scored``
+    for each with prompt tokens whose log-probabilities are asked for.
+    """
 
     step: int
     sampled: tuple[Sampled, ...]
+    scored: tuple[Scored, ...] = ()

@@ -27,6 +27,7 @@ from pdserve.engine.model.decoder import ModelInput
 from pdserve.engine.model.load import head_shape, load_model
 from pdserve.engine.parallel import TpGroup
 from pdserve.engine.pending_step import PendingStep
+from pdserve.engine.prompt_scores import PromptScorer
 from pdserve.engine.rehearsal import Rehearsal, largest_steps, warm_up
 from pdserve.engine.sampler import SampledRows, Sampler, SampleRow
 from pdserve.engine.slots import Slots
@@ -52,6 +53,7 @@ class ModelRunner:
         self._sampler = Sampler(
             max_num_seqs=config.max_num_seqs, vocab_size=config.spec.vocab_size, device=device
         )
+        self._scorer = PromptScorer(self._model.logits, device)
         self._graphs: StepGraphs | None = None
         if config.gpu_memory_utilization is None:
             self._open_cache(config.num_blocks)
@@ -66,11 +68,14 @@ class ModelRunner:
         self._check(batch)
         for slot in batch.left:
             self._sampler.leave(slot)
+            self._scorer.leave(slot)
         for joined in batch.joined:
             self._sampler.join(joined)
+            self._scorer.join(joined)
         new = self._slots.apply(batch)
         self.kv.copy_blocks(batch.copies)
-        return PendingStep(batch, self._run(batch, new), self._device)
+        sampled = self._run(batch, new)
+        return PendingStep(batch, sampled, self._device, self._scorer.take())
 
     def warm_up(self) -> None:
         """Capture graphs, and run one prompt and one decode step, so that no request pays for what
@@ -167,14 +172,15 @@ class ModelRunner:
             self._slots.write_now(new)
             return None
         step = shape_of(chunks, new)
-        shape = self._graphs.shape_for(step) if self._graphs is not None else None
-        if self._graphs is None or shape is None:
+        graphs = None if self._scorer.wants_any(chunks) else self._graphs
+        shape = graphs.shape_for(step) if graphs is not None else None
+        if graphs is None or shape is None:
             logits = self._forward(chunks, new, step)
             return None if logits is None else self._sample(batch, logits)
         if len(new.places) > shape.num_new_blocks:
             self._slots.write_now(new)
             new = NewBlocks(places=[], blocks=[])
-        logits, likeliest = self._graphs.run(self._values(chunks, new, shape), shape)
+        logits, likeliest = graphs.run(self._values(chunks, new, shape), shape)
         rows = [row for row, chunk in enumerate(chunks) if chunk.num_samples]
         if not rows:
             return None
@@ -199,7 +205,12 @@ class ModelRunner:
         )
         rows = [row for row, chunk in enumerate(chunks) if chunk.num_samples]
         last_rows = None if len(rows) == shape.num_tokens else self._rows_of(step.ends - 1, rows)
-        hidden = self._hidden(step, positions, last_rows)
+        if self._scorer.wants_any(chunks):
+            hidden = self._hidden(step, positions, None)
+            self._scorer.score(chunks, hidden)
+            hidden = hidden if last_rows is None else hidden[last_rows]
+        else:
+            hidden = self._hidden(step, positions, last_rows)
         return self._model.logits(hidden) if rows else None
 
     def _hidden(self, step: StepInput, positions: Tensor, last_rows: Tensor | None) -> Tensor:

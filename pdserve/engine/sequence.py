@@ -6,7 +6,7 @@ object that is already over.
 """
 
 from collections.abc import Sequence as Run
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pdserve.core.kv_layout import BlockId
 from pdserve.core.prefix_hash import PrefixHash
@@ -91,7 +91,10 @@ class Sequence:
         return None
 
     def again(self) -> "Sequence":
-        """The next life of this sequence: the same tokens, no blocks."""
+        """The next life of this sequence: the same tokens, no blocks.
+
+        With a first token all log-probabilities of the prompt are told: they are not asked again.
+        """
         new = self._child(self.choices, self.token_ids, self.constraint)
         new.block_names = list(self.block_names)
         return new
@@ -104,10 +107,12 @@ class Sequence:
     def _child(
         self, choices: tuple[int, ...], token_ids: Run[int], constraint: Constraint | None
     ) -> "Sequence":
+        has_first_token = self.num_outputs > 0 or len(choices) < len(self.choices)
+        prompt_logprobs = None if has_first_token else self.sampling.prompt_logprobs
         return Sequence(
             key=self.key,
             choices=choices,
-            sampling=self.sampling,
+            sampling=replace(self.sampling, prompt_logprobs=prompt_logprobs),
             prompt_len=self.prompt_len,
             token_ids=list(token_ids),
             end_token_ids=self.end_token_ids,

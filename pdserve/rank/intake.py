@@ -11,6 +11,8 @@ from pdserve.core.errors import InvalidRequestError
 from pdserve.core.model_spec import ModelSpec
 from pdserve.core.request import SamplingParams
 
+MAX_PROMPT_LOGPROBS = 20  # the likeliest tokens of each; the ranks' rings hold no more
+
 
 def check_work(
     model: ModelSpec,
@@ -53,6 +55,8 @@ def _check_sampling(sampling: SamplingParams, model: ModelSpec) -> None:
         _check_between("top_k", sampling.top_k, 1, None)
     if sampling.logprobs is not None:
         _check_between("logprobs", sampling.logprobs, 0, model.vocab_size)
+    if sampling.prompt_logprobs is not None:
+        _check_between("prompt_logprobs", sampling.prompt_logprobs, 0, MAX_PROMPT_LOGPROBS)
     _check_finite("temperature", sampling.temperature)
     _check_finite("top_p", sampling.top_p)
     _check_finite("min_p", sampling.min_p)

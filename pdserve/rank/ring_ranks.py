@@ -19,6 +19,7 @@ from kv_transfer.commands import KvCommand, KvEvent
 from pdserve.core.errors import RankError, RingClosedError
 from pdserve.core.silence import LOOK_S, Silence
 from pdserve.engine.batch import Batch, StepOutput
+from pdserve.rank.intake import MAX_PROMPT_LOGPROBS
 from pdserve.rank.messages import Pulse, RankFailed, Stop
 from pdserve.rank.outlet import Outlet
 from pdserve.rank.rank_link import RankLink, failure_of, meet_ranks
@@ -32,8 +33,15 @@ logger = logging.getLogger(__name__)
 STEPS_BYTES = 16 << 20  # a record of half of this holds a million tokens
 KV_BYTES = 1 << 20
 OUT_BYTES = 1 << 20
+SCORED_TOKEN_BYTES = 24 + 16 * MAX_PROMPT_LOGPROBS  # of a prompt token, as `wire.py` writes them
 CLOSE_TIMEOUT_S = 10.0
 RANK_SILENCE_S = 5.0
+
+
+def outputs_bytes(max_step_tokens: int) -> int:
+    """A ring whose half, the most that a record may fill, holds the output of any step."""
+    wanted = OUT_BYTES + 2 * SCORED_TOKEN_BYTES * max_step_tokens
+    return 1 << (wanted - 1).bit_length()
 
 
 async def start_ranks(
@@ -43,11 +51,13 @@ async def start_ranks(
     start_timeout_s: float,
     step_timeout_s: float,
     silence_s: float = RANK_SILENCE_S,
+    max_step_tokens: int = 0,
 ) -> "RingRanks":
     """Make the rings in ``run_dir`` (which exists) and wait until all ranks are ready.
 
-    The caller starts the rank processes, before or meanwhile. Raises RankError as soon as a rank
-    fails, or when one is not ready within ``start_timeout_s``.
+    The caller starts the rank processes, before or meanwhile. A step has ``max_step_tokens`` prompt
+    tokens at most. Raises RankError as soon as a rank fails, or when one is not ready within
+    ``start_timeout_s``.
     """
     files = RunDir(run_dir)
     broadcasts = {files.steps: STEPS_BYTES, files.kv: KV_BYTES}
@@ -55,8 +65,9 @@ async def start_ranks(
     try:
         for path, capacity in broadcasts.items():
             create_ring(path, capacity=capacity, num_readers=tp_size)
-        for path in outs:
-            create_ring(path, capacity=OUT_BYTES, num_readers=1)
+        for rank, path in enumerate(outs):
+            capacity = OUT_BYTES if rank else outputs_bytes(max_step_tokens)
+            create_ring(path, capacity=capacity, num_readers=1)
         links = await meet_ranks(files, tp_size, timeout_s=start_timeout_s)
         with ExitStack() as undo:
             for link in links:

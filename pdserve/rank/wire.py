@@ -16,7 +16,7 @@ from typing import TypeVar, get_args
 from kv_transfer.commands import KvCommand, KvEvent
 from pdserve.core.errors import ConfigError, RankError
 from pdserve.core.kv_layout import BlockId
-from pdserve.core.request import TokenLogprobs
+from pdserve.core.request import PromptLogprob, TokenLogprobs
 from pdserve.engine.batch import (
     Batch,
     BlockCopy,
@@ -24,6 +24,7 @@ from pdserve.engine.batch import (
     Chunk,
     Joined,
     Sampled,
+    Scored,
     Slot,
     StepOutput,
     TokenMask,
@@ -142,6 +143,7 @@ def _encode_output(output: StepOutput, out: bytearray) -> None:
         ]
     )
     out += pack_floats([*[each.logprob for each in logprobs], *[value for _, value in tops]])
+    _encode_scored(output.scored, out)
 
 
 def _decode_output(cursor: Cursor) -> StepOutput:
@@ -164,6 +166,45 @@ def _decode_output(cursor: Cursor) -> StepOutput:
                 for run, each in zip(tokens, _split(logprobs, logprob_counts), strict=True)
             ]
         ),
+        scored=_decode_scored(cursor),
+    )
+
+
+def _encode_scored(scored: Sequence[Scored], out: bytearray) -> None:
+    logprobs = list(chain.from_iterable([each.logprobs for each in scored]))
+    tops = list(chain.from_iterable([each.top for each in logprobs]))
+    out += pack_ints(
+        [
+            *(len(scored), len(logprobs)),
+            *[each.chunk for each in scored],
+            *[each.start for each in scored],
+            *[len(each.logprobs) for each in scored],
+            *[each.rank for each in logprobs],
+            *[len(each.top) for each in logprobs],
+            *[token for token, _ in tops],
+        ]
+    )
+    out += pack_floats([*[each.logprob for each in logprobs], *[value for _, value in tops]])
+
+
+def _decode_scored(cursor: Cursor) -> tuple[Scored, ...]:
+    num_scored, num_logprobs = cursor.ints(2)
+    chunks, starts, counts = (cursor.ints(num_scored) for _ in range(3))
+    ranks, num_tops = cursor.ints(num_logprobs), cursor.ints(num_logprobs)
+    top_tokens = cursor.ints(sum(num_tops))
+    values = cursor.floats(num_logprobs)
+    tops = tuple(zip(top_tokens, cursor.floats(len(top_tokens)), strict=True))
+    logprobs = tuple(
+        [
+            PromptLogprob(logprob=value, rank=rank, top=top)
+            for value, rank, top in zip(values, ranks, _split(tops, num_tops), strict=True)
+        ]
+    )
+    return tuple(
+        [
+            Scored(chunk=chunk, start=start, logprobs=run)
+            for chunk, start, run in zip(chunks, starts, _split(logprobs, counts), strict=True)
+        ]
     )
 
 
@@ -203,7 +244,11 @@ _CODECS: tuple[tuple[type, Codec], ...] = (
     ),
     (
         StepOutput,
-        Codec(_encode_output, _decode_output, _columns(StepOutput, Sampled, TokenLogprobs)),
+        Codec(
+            _encode_output,
+            _decode_output,
+            _columns(StepOutput, Sampled, TokenLogprobs, Scored, PromptLogprob),
+        ),
     ),
     *(
         (kind, codec_of(kind))

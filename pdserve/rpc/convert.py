@@ -13,6 +13,8 @@ from pdserve.core.request import (
     Grammar,
     GrammarKind,
     HandoffId,
+    PromptLogprob,
+    PromptOutput,
     Request,
     RequestFailure,
     Route,
@@ -42,6 +44,7 @@ def sampling_to_proto(sampling: SamplingParams) -> session_pb2.NodeSampling:
         stop_token_ids=sampling.stop_token_ids,
         ignore_eos=sampling.ignore_eos,
         logprobs=sampling.logprobs,
+        prompt_logprobs=sampling.prompt_logprobs,
     )
 
 
@@ -62,6 +65,7 @@ def sampling_from_proto(message: session_pb2.NodeSampling) -> SamplingParams:
         stop_token_ids=tuple(message.stop_token_ids),
         ignore_eos=message.ignore_eos,
         logprobs=message.logprobs if message.HasField("logprobs") else None,
+        prompt_logprobs=message.prompt_logprobs if message.HasField("prompt_logprobs") else None,
     )
 
 
@@ -139,6 +143,40 @@ def logprobs_to_proto(logprobs: TokenLogprobs) -> session_pb2.TokenLogprobs:
 def logprobs_from_proto(message: session_pb2.TokenLogprobs) -> TokenLogprobs:
     top = tuple(zip(message.top_ids, message.top_logprobs, strict=True))
     return TokenLogprobs(logprob=message.logprob, top=top)
+
+
+def prompt_logprob_to_proto(item: PromptLogprob) -> session_pb2.PromptLogprob:
+    return session_pb2.PromptLogprob(
+        logprob=item.logprob,
+        rank=item.rank,
+        top_ids=[token_id for token_id, _ in item.top],
+        top_logprobs=[logprob for _, logprob in item.top],
+    )
+
+
+def prompt_logprob_from_proto(message: session_pb2.PromptLogprob) -> PromptLogprob:
+    """Raises ValueError where the parts of it do not belong together."""
+    top = tuple(zip(message.top_ids, message.top_logprobs, strict=True))
+    return PromptLogprob(logprob=message.logprob, rank=message.rank, top=top)
+
+
+def prompt_output_to_proto(output: PromptOutput) -> session_pb2.PromptOutput:
+    return session_pb2.PromptOutput(
+        request_id=output.request_id,
+        attempt=output.attempt,
+        index=output.index,
+        logprobs=map(prompt_logprob_to_proto, output.logprobs),
+    )
+
+
+def prompt_output_from_proto(message: session_pb2.PromptOutput) -> PromptOutput:
+    """Raises ValueError likewise."""
+    return PromptOutput(
+        request_id=message.request_id,
+        attempt=message.attempt,
+        index=message.index,
+        logprobs=tuple(map(prompt_logprob_from_proto, message.logprobs)),
+    )
 
 
 def output_to_proto(output: TokenOutput) -> session_pb2.TokenOutput:

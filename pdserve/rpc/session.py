@@ -14,7 +14,7 @@ import grpc
 
 from pdserve.core.errors import NodeLostError
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 HEARTBEAT_S = 1.0
 DEFAULT_SILENCE_S = 5.0
 MAX_MESSAGE_BYTES = 64 << 20

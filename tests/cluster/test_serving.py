@@ -74,6 +74,24 @@ def test_the_openai_package_completes_with_logprobs(client: openai.OpenAI) -> No
     assert logprobs.token_logprobs[0] == pytest.approx(case["first_top5"][0][1], abs=1e-3)
 
 
+def test_logprobs_of_a_prompt_are_the_references_on_each_route(cluster: Served) -> None:
+    """Its last token is the likeliest after the others, so the reference's five are its rivals."""
+    routes = set()
+    for case in SHORT_CASES:
+        expected = {str(token): logprob for token, logprob in case["first_top5"]}
+        best = case["first_top5"][0][0]
+        body = {"prompt": [*case["prompt_token_ids"], best], "max_tokens": 1, "timeline": True}
+        answer = cluster.post("/v1/completions", body | {"prompt_logprobs": 5})
+        first, *told = answer["choices"][0]["prompt_logprobs"]
+        assert first is None
+        assert len(told) == len(case["prompt_token_ids"])
+        found = {token: item["logprob"] for token, item in told[-1].items()}
+        assert found == pytest.approx(expected, abs=1e-3)
+        assert told[-1][str(best)]["rank"] == 1
+        routes.add(answer["timeline"]["route"])
+    assert routes == {"local", "disaggregated"}
+
+
 def test_the_openai_package_gets_two_choices(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(
         model=MODEL, messages=CAPITAL, n=2, temperature=1.0, seed=7, max_tokens=12

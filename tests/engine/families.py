@@ -79,6 +79,14 @@ def reference_logprobs(directory: Path, token_ids: Sequence[int]) -> Tensor:
 
 
 @torch.inference_mode()
+def reference_prompt_logprobs(directory: Path, token_ids: Sequence[int]) -> Tensor:
+    """Log-probabilities ``[P - 1, V]`` at each position but the last, in float32."""
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    logits: Tensor = model(torch.tensor([list(token_ids)])).logits
+    return logits[0, :-1].log_softmax(-1)
+
+
+@torch.inference_mode()
 def reference_greedy(
     directory: Path, prompts: Sequence[Sequence[int]], num_tokens: int
 ) -> list[list[int]]:

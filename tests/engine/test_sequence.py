@@ -74,6 +74,16 @@ def test_the_next_life_has_the_same_tokens_and_name_and_nothing_cached():
     assert old.token_ids == [1, 2, 3, 4]
 
 
+def test_logprobs_of_the_prompt_are_asked_again_until_there_is_a_first_token():
+    asks = SamplingParams(max_tokens=4, seed=7, prompt_logprobs=2)
+    sequence = make_sequence(choices=(1,), sampling=asks)
+    assert sequence.again().sampling == asks
+    sequence.append(4)
+    assert sequence.again().sampling == SamplingParams(max_tokens=4, seed=7)
+    fork = make_sequence(sampling=asks).forked(1)
+    assert fork.sampling == SamplingParams(max_tokens=4, seed=7)
+
+
 def test_a_fork_begins_with_the_prompt_alone():
     parent = make_sequence(token_ids=[1, 2, 3, 4])
     parent.append(6)

@@ -80,6 +80,7 @@ class Asked:
     failure_message: str = ""
     retryable: bool = False
     timelines: list[Timeline] = field(default_factory=list)
+    num_scored: int = 1  # tokens of the prompt up to which log-probabilities are known
     unwanted: bool = False  # aborted, or its router is gone: nothing more may come
     given_up: bool = False  # its abort is on the way: something may come or not
 
@@ -116,6 +117,7 @@ def ask(
     after: tuple[int, ...] = (),
     cache_salt: bytes = b"",
     logprobs: int | None = None,
+    prompt_logprobs: int | None = None,
     lane: int = 0,
 ) -> Asked:
     """A request like no other; with ``num_had`` a retry for a client that has so many tokens.
@@ -130,6 +132,7 @@ def ask(
         stop_token_ids=stop_token_ids,
         presence_penalty=penalty,
         logprobs=logprobs,
+        prompt_logprobs=None if num_had else prompt_logprobs,  # as a router has it
     )
     own = make_prompt(number, prompt_len, num_alike=num_alike)
     prompt = (*after, *own)[:prompt_len]

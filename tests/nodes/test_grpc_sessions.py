@@ -224,6 +224,7 @@ MALFORMED = [
     ("seed", changed(seed=1 << 63)),
     ("top_k", changed(top_k=0)),
     ("logprobs", changed(logprobs=VOCAB_SIZE + 1)),
+    ("prompt_logprobs", changed(prompt_logprobs=21)),
     ("temperature", changed(temperature=float("nan"))),
     ("stop_token_ids", changed(stop_token_ids=[VOCAB_SIZE])),
     ("logit_bias", changed(logit_bias_ids=[1, 2], logit_bias_values=[1.0])),

@@ -93,6 +93,7 @@ class PairMachine(RuleBasedStateMachine):
         goes_on=st.sampled_from([False, False, True]),
         cache_salt=st.sampled_from([b"", b"", b"", b"other"]),
         logprobs=st.sampled_from([None, None, 0, 2]),
+        prompt_logprobs=st.sampled_from([None, None, 0, 2]),
         router=st.integers(0, 1),
     )
     def submit(self, prompt_len, num_choices, router, goes_on, **others):

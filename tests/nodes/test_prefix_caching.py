@@ -114,6 +114,15 @@ def test_a_node_that_does_not_cache_gets_or_computes_all_of_it(start, caching):
     assert warm.cached_tokens == (20 if caching == "prefill" else 0)
 
 
+@pytest.mark.parametrize("prefill_nodes", [("p0",), ()])
+def test_a_prompt_whose_logprobs_are_wanted_is_computed_from_its_beginning(world, prefill_nodes):
+    answer(world, same(world, 1, prefill_nodes=prefill_nodes))
+    asked = same(world, 2, prefill_nodes=prefill_nodes, prompt_logprobs=2)
+    assert answer(world, asked).cached_tokens == 0
+    assert asked.num_scored == PROMPT_LEN
+    assert answer(world, same(world, 3, prefill_nodes=prefill_nodes)).cached_tokens == 20
+
+
 def test_a_prompt_that_is_prefilled_here_profits_from_one_that_came_by_handoff(world):
     answer(world, same(world, 1))
     local = answer(world, same(world, 2, prefill_nodes=()))

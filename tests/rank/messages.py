@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from kv_transfer.commands import KvCommand, KvEvent, Peer
 from pdserve.core.kv_layout import KvLayout
-from pdserve.core.request import HandoffId, SamplingParams, TokenLogprobs
+from pdserve.core.request import HandoffId, PromptLogprob, SamplingParams, TokenLogprobs
 from pdserve.engine.batch import (
     Batch,
     BlockCopy,
@@ -15,6 +15,7 @@ from pdserve.engine.batch import (
     Chunk,
     Joined,
     Sampled,
+    Scored,
     StepOutput,
     TokenMask,
 )
@@ -60,6 +61,7 @@ samplings = st.builds(
     stop_token_ids=many,
     ignore_eos=st.booleans(),
     logprobs=st.none() | ids,
+    prompt_logprobs=st.none() | ids,
 )
 joineds = st.builds(
     Joined,
@@ -86,12 +88,19 @@ batches = st.builds(
     ),
 )
 token_logprobs = st.builds(TokenLogprobs, logprob=floats, top=pairs)
+prompt_logprobs = st.builds(PromptLogprob, logprob=floats, rank=ids, top=pairs)
 outputs = st.builds(
     StepOutput,
     step=ids,
     sampled=st.lists(
         st.builds(Sampled, tokens=many, logprobs=st.lists(token_logprobs, max_size=3).map(tuple)),
         max_size=5,
+    ).map(tuple),
+    scored=st.lists(
+        st.builds(
+            Scored, chunk=ids, start=ids, logprobs=st.lists(prompt_logprobs, max_size=3).map(tuple)
+        ),
+        max_size=3,
     ).map(tuple),
 )
 

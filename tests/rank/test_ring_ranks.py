@@ -14,9 +14,12 @@ import pytest
 from kv_transfer.commands import CancelSend, ConnectPeer, Peer, PeerConnected, SendDrained
 from pdserve.core.errors import RankError
 from pdserve.core.kv_layout import BlockId
-from pdserve.core.request import HandoffId
-from pdserve.engine.batch import Batch, Carried, Chunk, Slot
-from pdserve.rank.ring_ranks import RingRanks, start_ranks
+from pdserve.core.request import HandoffId, PromptLogprob
+from pdserve.engine.batch import Batch, Carried, Chunk, Scored, Slot, StepOutput
+from pdserve.rank.intake import MAX_PROMPT_LOGPROBS
+from pdserve.rank.ring import RingReader, RingWriter, create_ring
+from pdserve.rank.ring_ranks import RingRanks, outputs_bytes, start_ranks
+from pdserve.rank.wire import decode, encode
 from tests.fakes import TINY_LAYOUT, fake_output
 from tests.rank.rank_child import BAD_STEP
 
@@ -282,3 +285,23 @@ def test_no_rank_outlives_a_front_that_is_killed(tmp_path, start_children, num_s
         front.kill()
     for child in children:
         child.wait(timeout=6)
+
+
+@pytest.mark.parametrize("num_tokens", [256, 2048, 8192])
+def test_the_logprobs_of_a_step_full_of_prompt_tokens_fit_the_ring(
+    tmp_path: Path, num_tokens: int
+) -> None:
+    top = tuple((token, -1.5 - token) for token in range(MAX_PROMPT_LOGPROBS))
+    each = PromptLogprob(logprob=-0.5, rank=7, top=top)
+    scored = Scored(chunk=0, start=1, logprobs=(each,) * num_tokens)
+    output = StepOutput(step=3, sampled=(), scored=(scored,))
+    path = tmp_path / "out"
+    create_ring(path, capacity=outputs_bytes(num_tokens), num_readers=1)
+    reader = RingReader(path)
+    writer = RingWriter(path)
+    assert writer.try_write(encode(output))
+    record = reader.read(timeout_s=5)
+    assert record is not None
+    assert decode(record) == output
+    writer.close()
+    reader.close()

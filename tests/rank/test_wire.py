@@ -11,8 +11,18 @@ from hypothesis import strategies as st
 from kv_transfer.commands import KvCommand, KvEvent
 from pdserve.core.errors import RankError
 from pdserve.core.kv_layout import BlockId
-from pdserve.core.request import SamplingParams, TokenLogprobs
-from pdserve.engine.batch import Batch, BlockCopy, Carried, Chunk, Joined, Sampled, Slot, StepOutput
+from pdserve.core.request import PromptLogprob, SamplingParams, TokenLogprobs
+from pdserve.engine.batch import (
+    Batch,
+    BlockCopy,
+    Carried,
+    Chunk,
+    Joined,
+    Sampled,
+    Scored,
+    Slot,
+    StepOutput,
+)
 from pdserve.rank.codec import Cursor, codec_of
 from pdserve.rank.messages import Pulse, RankFailed, RankReady, Stop
 from pdserve.rank.wire import decode, encode
@@ -53,6 +63,17 @@ FULL_OUTPUT = StepOutput(
         Sampled(tokens=()),
         Sampled(tokens=(3,), logprobs=(TokenLogprobs(logprob=float("-inf")),)),
     ),
+    scored=(
+        Scored(
+            chunk=0,
+            start=1,
+            logprobs=(
+                PromptLogprob(logprob=-0.5, rank=1, top=((5, -0.5), (9, -1.25))),
+                PromptLogprob(logprob=float("-inf"), rank=64),
+            ),
+        ),
+        Scored(chunk=2, start=8, logprobs=()),
+    ),
 )
 
 
@@ -80,7 +101,9 @@ def test_every_other_message_comes_out_as_it_went_in(message):
         (Batch, "step joined left copies chunks masks"),
         (Chunk, "slot start tokens new_blocks num_samples"),
         (BlockCopy, "source destination"),
-        (StepOutput, "step sampled"),
+        (StepOutput, "step sampled scored"),
+        (Scored, "chunk start logprobs"),
+        (PromptLogprob, "logprob rank top"),
         (Sampled, "tokens logprobs"),
         (TokenLogprobs, "logprob top"),
     ],

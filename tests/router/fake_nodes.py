@@ -10,6 +10,8 @@ from pdserve.core.cost import DecodeCost, LinkCost, NodeCosts, PrefillCost
 from pdserve.core.node import NodeAddress, Role
 from pdserve.core.request import (
     FinishReason,
+    PromptLogprob,
+    PromptOutput,
     Request,
     RequestFailure,
     RequestKey,
@@ -70,6 +72,26 @@ class FakeSession:
         outputs = session_pb2.StepOutputs(outputs=[convert.output_to_proto(output)])
         self.outbox.put(session_pb2.DecodeMessage(outputs=outputs))
 
+    def score(self, request: Request, start: int = 1, stop: int | None = None) -> None:
+        """Log-probabilities of the prompt's tokens; the token itself is third."""
+        num_top = request.sampling.prompt_logprobs or 0
+        logprobs = tuple(
+            PromptLogprob(
+                logprob=-1.0 * token_id,
+                rank=3,
+                top=tuple((top_id, -0.5 - top_id) for top_id in range(num_top)),
+            )
+            for token_id in request.token_ids[start : request.prompt_len if stop is None else stop]
+        )
+        output = PromptOutput(
+            request_id=request.request_id,
+            attempt=request.attempt,
+            index=start,
+            logprobs=logprobs,
+        )
+        outputs = session_pb2.StepOutputs(prompt_outputs=[convert.prompt_output_to_proto(output)])
+        self.outbox.put(session_pb2.DecodeMessage(outputs=outputs))
+
     def tell_timeline(self, request: Request, node: str, *, fallback: bool = False) -> None:
         prefill_nodes = () if fallback else request.route.prefill_nodes
         local = RouteTaken.FALLBACK if fallback else RouteTaken.LOCAL
@@ -116,6 +138,8 @@ async def answer(node: "FakeDecodeNode", session: FakeSession, request: Request)
     start = len(request.token_ids) - request.prompt_len
     sampling = request.sampling
     session.tell_timeline(request, node.address.name)
+    if sampling.prompt_logprobs is not None:
+        session.score(request)
     for index in range(start, sampling.max_tokens):
         for choice in request.choices:
             if (request.key, choice) in node.ended:

@@ -63,7 +63,7 @@ def error_of(response: httpx.Response) -> dict[str, str | None]:
         ({"n": 17}, "n"),
         ({"logprobs": 1000}, "logprobs"),
         ({"logprobs": True}, "logprobs"),
-        ({"logprobs": 1, "echo": True}, "logprobs"),
+        ({"logprobs": 21, "echo": True}, "logprobs"),
         ({"stop": ["x"] * 100}, "stop"),
         ({"stop": [1, 2]}, "stop[0]"),
         ({"stop": ""}, "stop[0]"),
@@ -111,7 +111,7 @@ def error_of(response: httpx.Response) -> dict[str, str | None]:
         ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs"),
         ({"structured_outputs": {"made_up": 1}}, "structured_outputs.made_up"),
         ({"structured_outputs": {"json": "{"}}, "structured_outputs.json"),
-        ({"prompt_logprobs": 1}, "prompt_logprobs"),
+        ({"prompt_logprobs": 21}, "prompt_logprobs"),
     ],
 )
 async def test_a_wrong_completion_field_is_named(

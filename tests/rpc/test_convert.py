@@ -13,6 +13,8 @@ from pdserve.core.request import (
     Grammar,
     GrammarKind,
     HandoffId,
+    PromptLogprob,
+    PromptOutput,
     Request,
     RequestFailure,
     Route,
@@ -45,6 +47,7 @@ SAMPLINGS = st.builds(
     stop_token_ids=TOKEN_IDS,
     ignore_eos=st.booleans(),
     logprobs=st.none() | COUNTS,
+    prompt_logprobs=st.none() | COUNTS,
 )
 REQUESTS = st.builds(
     Request,
@@ -79,6 +82,21 @@ OUTPUTS = st.builds(
     logprobs=st.lists(LOGPROBS, max_size=3).map(tuple),
     finish_reason=st.none() | st.sampled_from(FinishReason),
     stop_token_id=st.none() | COUNTS,
+)
+PROMPT_OUTPUTS = st.builds(
+    PromptOutput,
+    request_id=st.text(),
+    attempt=COUNTS,
+    index=COUNTS,
+    logprobs=st.lists(
+        st.builds(
+            PromptLogprob,
+            logprob=NUMBERS,
+            rank=COUNTS,
+            top=st.lists(st.tuples(COUNTS, NUMBERS), max_size=4).map(tuple),
+        ),
+        max_size=3,
+    ).map(tuple),
 )
 FAILURES = st.builds(
     RequestFailure,
@@ -125,6 +143,12 @@ def test_an_output_comes_back_as_it_was(output: TokenOutput):
     assert again.finish_reason is output.finish_reason
 
 
+@given(PROMPT_OUTPUTS)
+def test_what_is_told_of_a_prompt_comes_back_as_it_was(output: PromptOutput):
+    message = through_the_wire(convert.prompt_output_to_proto(output))
+    assert convert.prompt_output_from_proto(message) == output
+
+
 @given(FAILURES)
 def test_a_failure_comes_back_as_it_was(failure: RequestFailure):
     message = through_the_wire(convert.failure_to_proto(failure))
@@ -143,7 +167,7 @@ def test_the_name_of_a_handoff_comes_back_as_it_was(handoff: HandoffId):
     assert convert.handoff_from_proto(message) == handoff
 
 
-@pytest.mark.parametrize("key", ["top_k", "logprobs"])
+@pytest.mark.parametrize("key", ["top_k", "logprobs", "prompt_logprobs"])
 def test_unset_is_not_zero(key: str):
     unset = SamplingParams(max_tokens=1)
     zero = dataclasses.replace(unset, **{key: 0})  # type: ignore[arg-type]

@@ -94,7 +94,7 @@ class NodeGrammar(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., text: _Optional[str] = ..., field: _Optional[str] = ...) -> None: ...
 
 class NodeSampling(_message.Message):
-    __slots__ = ("max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias_ids", "logit_bias_values", "seed", "stop_token_ids", "ignore_eos", "logprobs")
+    __slots__ = ("max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias_ids", "logit_bias_values", "seed", "stop_token_ids", "ignore_eos", "logprobs", "prompt_logprobs")
     MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MIN_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
@@ -110,6 +110,7 @@ class NodeSampling(_message.Message):
     STOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     IGNORE_EOS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     max_tokens: int
     min_tokens: int
     temperature: float
@@ -125,17 +126,44 @@ class NodeSampling(_message.Message):
     stop_token_ids: _containers.RepeatedScalarFieldContainer[int]
     ignore_eos: bool
     logprobs: int
-    def __init__(self, max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., logit_bias_ids: _Optional[_Iterable[int]] = ..., logit_bias_values: _Optional[_Iterable[float]] = ..., seed: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., logprobs: _Optional[int] = ...) -> None: ...
+    prompt_logprobs: int
+    def __init__(self, max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., logit_bias_ids: _Optional[_Iterable[int]] = ..., logit_bias_values: _Optional[_Iterable[float]] = ..., seed: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ...) -> None: ...
 
 class StepOutputs(_message.Message):
-    __slots__ = ("outputs", "failures", "timelines")
+    __slots__ = ("outputs", "failures", "timelines", "prompt_outputs")
     OUTPUTS_FIELD_NUMBER: _ClassVar[int]
     FAILURES_FIELD_NUMBER: _ClassVar[int]
     TIMELINES_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_OUTPUTS_FIELD_NUMBER: _ClassVar[int]
     outputs: _containers.RepeatedCompositeFieldContainer[TokenOutput]
     failures: _containers.RepeatedCompositeFieldContainer[RequestFailure]
     timelines: _containers.RepeatedCompositeFieldContainer[RequestTimeline]
-    def __init__(self, outputs: _Optional[_Iterable[_Union[TokenOutput, _Mapping]]] = ..., failures: _Optional[_Iterable[_Union[RequestFailure, _Mapping]]] = ..., timelines: _Optional[_Iterable[_Union[RequestTimeline, _Mapping]]] = ...) -> None: ...
+    prompt_outputs: _containers.RepeatedCompositeFieldContainer[PromptOutput]
+    def __init__(self, outputs: _Optional[_Iterable[_Union[TokenOutput, _Mapping]]] = ..., failures: _Optional[_Iterable[_Union[RequestFailure, _Mapping]]] = ..., timelines: _Optional[_Iterable[_Union[RequestTimeline, _Mapping]]] = ..., prompt_outputs: _Optional[_Iterable[_Union[PromptOutput, _Mapping]]] = ...) -> None: ...
+
+class PromptOutput(_message.Message):
+    __slots__ = ("request_id", "attempt", "index", "logprobs")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    attempt: int
+    index: int
+    logprobs: _containers.RepeatedCompositeFieldContainer[PromptLogprob]
+    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., index: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[PromptLogprob, _Mapping]]] = ...) -> None: ...
+
+class PromptLogprob(_message.Message):
+    __slots__ = ("logprob", "rank", "top_ids", "top_logprobs")
+    LOGPROB_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    TOP_IDS_FIELD_NUMBER: _ClassVar[int]
+    TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    logprob: float
+    rank: int
+    top_ids: _containers.RepeatedScalarFieldContainer[int]
+    top_logprobs: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, logprob: _Optional[float] = ..., rank: _Optional[int] = ..., top_ids: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class TokenOutput(_message.Message):
     __slots__ = ("request_id", "attempt", "choice", "index", "token_ids", "logprobs", "finish_reason", "stop_token_id")
@@ -416,12 +444,24 @@ class PrefillTask(_message.Message):
     def __init__(self, handoff: _Optional[_Union[HandoffKey, _Mapping]] = ..., token_ids: _Optional[_Iterable[int]] = ..., prompt_len: _Optional[int] = ..., choices: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[NodeSampling, _Mapping]] = ..., start: _Optional[int] = ..., cache_salt: _Optional[bytes] = ..., lane: _Optional[int] = ..., traceparent: _Optional[str] = ..., token_mask: _Optional[bytes] = ...) -> None: ...
 
 class PrefillOutputs(_message.Message):
-    __slots__ = ("first_tokens", "failures")
+    __slots__ = ("first_tokens", "failures", "prompt_parts")
     FIRST_TOKENS_FIELD_NUMBER: _ClassVar[int]
     FAILURES_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_PARTS_FIELD_NUMBER: _ClassVar[int]
     first_tokens: _containers.RepeatedCompositeFieldContainer[FirstTokens]
     failures: _containers.RepeatedCompositeFieldContainer[PrefillFailure]
-    def __init__(self, first_tokens: _Optional[_Iterable[_Union[FirstTokens, _Mapping]]] = ..., failures: _Optional[_Iterable[_Union[PrefillFailure, _Mapping]]] = ...) -> None: ...
+    prompt_parts: _containers.RepeatedCompositeFieldContainer[PromptPart]
+    def __init__(self, first_tokens: _Optional[_Iterable[_Union[FirstTokens, _Mapping]]] = ..., failures: _Optional[_Iterable[_Union[PrefillFailure, _Mapping]]] = ..., prompt_parts: _Optional[_Iterable[_Union[PromptPart, _Mapping]]] = ...) -> None: ...
+
+class PromptPart(_message.Message):
+    __slots__ = ("handoff", "index", "logprobs")
+    HANDOFF_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    handoff: HandoffKey
+    index: int
+    logprobs: _containers.RepeatedCompositeFieldContainer[PromptLogprob]
+    def __init__(self, handoff: _Optional[_Union[HandoffKey, _Mapping]] = ..., index: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[PromptLogprob, _Mapping]]] = ...) -> None: ...
 
 class FirstTokens(_message.Message):
     __slots__ = ("handoff", "token_ids", "logprobs", "queue_s", "prefill_s", "cached_tokens")
