@@ -6,37 +6,38 @@ work is done by Hugging Face ``generate`` in the same process, in turn, so that 
 both. Decode is measured on prompts of 128 tokens and 33 tokens of output, unless told otherwise;
 steps count after the first. With ``--in-flight 2`` a step is launched before the one before it is
 waited for, as a node on a GPU does; a decode step's time is then that between two results.
+``--prompts`` adds a row: so many prompts together, in steps of ``--step-tokens``.
+
+On a GPU it also says what the first prompt of each length took after start, how long the GPU runs
+no kernel between two decode steps, and what its memory is taken for.
 """
 
 import argparse
-import itertools
 import json
 import random
 import statistics
 import sys
-import time
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from pdserve.bench.arguments import whole_number, whole_numbers
+from pdserve.bench.engine_gpu import MemoryUse, MemoryWatch, gap_ms
 from pdserve.bench.engine_reference import Transformers
+from pdserve.bench.engine_runner import Runner
 from pdserve.core.errors import ConfigError
-from pdserve.core.kv_layout import BlockId
 from pdserve.core.model_spec import ModelSpec, read_model_spec
-from pdserve.core.request import SamplingParams
-from pdserve.engine.batch import Batch, Carried, Chunk, Joined, Slot
 from pdserve.engine.engine_config import DTYPES, LOAD_FORMATS, EngineConfig
-from pdserve.engine.parallel import SoloGroup
-from pdserve.engine.runner import ModelRunner, PendingStep
 from pdserve.models.fetch import locate
 
 DECODE_PROMPT_LEN = 128
 DECODE_NUM_TOKENS = 33
 BLOCK_SIZE = 16
+STEP_TOKENS = 8192
+GAP_STEPS = 16
 SEED = 0
 
 
@@ -48,6 +49,8 @@ class Measured:
     size: int
     ms: float
     reference_ms: float | None
+    first_ms: float | None = None  # of the first prompt of this length after start
+    gap_ms: float | None = None  # without a kernel between two steps
 
     @property
     def ratio(self) -> float | None:
@@ -64,7 +67,43 @@ class Measured:
         if self.reference_ms is not None and self.ratio is not None:
             record["reference_ms"] = round(self.reference_ms, 3)
             record["ratio"] = round(self.ratio, 3)
+        if self.first_ms is not None:
+            record["first_ms"] = round(self.first_ms, 3)
+        if self.gap_ms is not None:
+            record["gap_ms"] = round(self.gap_ms, 4)
         return record
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Throughput:
+    """Many prompts together, until each has its first token; the median."""
+
+    num_prompts: int
+    prompt_len: int
+    step_tokens: int
+    seconds: float
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.num_prompts * self.prompt_len / self.seconds
+
+    def as_json(self) -> dict[str, object]:
+        return {
+            "what": "throughput",
+            "prompts": self.num_prompts,
+            "prompt_len": self.prompt_len,
+            "step_tokens": self.step_tokens,
+            "ms": round(self.seconds * 1e3, 3),
+            "tokens_per_s": round(self.tokens_per_s, 1),
+        }
+
+    def row(self) -> str:
+        """One line of the table."""
+        size = f"{self.num_prompts}x{self.prompt_len}"
+        return (
+            f"{'prompts':10}{size:>8}{self.seconds * 1e3:>12.2f}"
+            f"  {self.tokens_per_s:.0f} tokens/s in steps of {self.step_tokens}"
+        )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -85,6 +124,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--decode-prompt-len", type=whole_number, default=DECODE_PROMPT_LEN)
     parser.add_argument("--decode-tokens", type=whole_number, default=DECODE_NUM_TOKENS)
     parser.add_argument("--in-flight", type=whole_number, default=1, help="steps launched ahead")
+    parser.add_argument("--prompts", type=whole_number, help="so many prompts together, one row")
+    parser.add_argument("--prompt-len", type=whole_number, default=2048, help="tokens of each")
+    parser.add_argument(
+        "--step-tokens", type=whole_number, default=STEP_TOKENS, help="of them in one step"
+    )
     parser.add_argument("--rounds", type=whole_number, default=5, help="medians of so many runs")
     parser.add_argument("--against", choices=["transformers"], help="measure this one too")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
@@ -99,81 +143,69 @@ def run(args: argparse.Namespace) -> int:
     directory = locate(args.model)
     spec = read_model_spec(directory)
     _check(args, spec)
-    ours = Runner(_config(args, directory, spec), in_flight=args.in_flight)
+    on_gpu = torch.device(args.device).type == "cuda"
+    memory = MemoryWatch(torch.device(args.device)) if on_gpu else None
+    ours = _started(_config(args, directory, spec), args.in_flight, memory)
     reference = None
     if args.against:
         reference = Transformers(directory, dtype=DTYPES[args.dtype], device=args.device)
     rows = sys.stderr if args.json else sys.stdout
-    print(header(with_reference=reference is not None), file=rows, flush=True)
-    results = []
+    print(header(with_reference=reference is not None, on_gpu=on_gpu), file=rows, flush=True)
+    results: list[dict[str, object]] = []
     for kind, sizes in (("prefill", args.prefill_lens), ("decode", args.decode_batches)):
         for size in sizes:
-            results.append(_measure(kind, size, spec, ours, reference, args))
-            print(row(results[-1]), file=rows, flush=True)
+            measured = _measure(kind, size, spec, ours, reference, args)
+            results.append(measured.as_json())
+            print(row(measured, on_gpu=on_gpu), file=rows, flush=True)
+    if args.prompts is not None:
+        throughput = _throughput(spec, ours, args)
+        results.append(throughput.as_json())
+        print(throughput.row(), file=rows, flush=True)
+    use = memory.use(ours.kv_bytes) if memory is not None else None
+    if use is not None:
+        print(use.row(), file=rows, flush=True)
     if args.json:
-        sys.stdout.write(json.dumps({"results": [result.as_json() for result in results]}) + "\n")
+        sys.stdout.write(_as_json(results, use) + "\n")
     return 0
 
 
-class Runner:
-    """Our engine, driven by batches as a node's loop would."""
-
-    def __init__(self, config: EngineConfig, *, in_flight: int) -> None:
-        self._runner = ModelRunner(config, SoloGroup())
-        self._runner.warm_up()
-        self._in_flight = in_flight
-        self._step = 0
-
-    def seconds(self, prompts: Sequence[Sequence[int]], num_tokens: int) -> list[float]:
-        """Continue each prompt by ``num_tokens``: seconds of the first step, then of the others."""
-        length = len(prompts[0]) + num_tokens
-        per_prompt = self._runner.layout.num_blocks_for(length)
-        slots = [Slot(i) for i in range(len(prompts))]
-        joined = tuple(
-            _joined(slot, len(prompts[slot]), range(slot * per_prompt, (slot + 1) * per_prompt))
-            for slot in slots
-        )
-        chunks = tuple(_chunk(slot, 0, tuple(prompts[slot])) for slot in slots)
-        start = time.perf_counter()
-        self._launch(joined=joined, chunks=chunks).wait()
-        times = [start, time.perf_counter()]
-        pending: deque[PendingStep] = deque()
-        for index in range(num_tokens - 1):
-            chunks = tuple(_chunk(s, len(prompts[s]) + index, Carried()) for s in slots)
-            pending.append(self._launch(chunks=chunks))
-            if len(pending) == self._in_flight:
-                pending.popleft().wait()
-                times.append(time.perf_counter())
-        for step in pending:
-            step.wait()
-            times.append(time.perf_counter())
-        self._launch(left=tuple(slots)).wait()
-        return [end - begin for begin, end in itertools.pairwise(times)]
-
-    def _launch(
-        self,
-        *,
-        joined: tuple[Joined, ...] = (),
-        left: tuple[Slot, ...] = (),
-        chunks: tuple[Chunk, ...] = (),
-    ) -> PendingStep:
-        batch = Batch(step=self._step, joined=joined, left=left, chunks=chunks)
-        self._step += 1
-        return self._runner.launch(batch)
+def _as_json(results: list[dict[str, object]], memory: MemoryUse | None) -> str:
+    record: dict[str, object] = {"results": results}
+    if memory is not None:
+        record["memory"] = memory.as_json()
+    return json.dumps(record)
 
 
-def header(*, with_reference: bool) -> str:
+def _started(config: EngineConfig, in_flight: int, memory: MemoryWatch | None) -> Runner:
+    runner = Runner(config, in_flight=in_flight)
+    if memory is not None:
+        memory.made()
+    runner.warm_up()
+    if memory is not None:
+        memory.warm()
+    return runner
+
+
+def header(*, with_reference: bool, on_gpu: bool = False) -> str:
     """The names of the columns of ``row``."""
     line = f"{'what':10}{'size':>8}{'ms':>12}"
+    if on_gpu:
+        line += f"{'first':>12}{'gap':>8}"
     return line + f"{'reference':>12}{'ratio':>8}" if with_reference else line
 
 
-def row(result: Measured) -> str:
+def row(result: Measured, *, on_gpu: bool = False) -> str:
     """One result in columns; those of the reference only where it was measured."""
     line = f"{result.what:10}{result.size:>8}{result.ms:>12.2f}"
+    if on_gpu:
+        line += f"{_figure(result.first_ms, 2):>12}{_figure(result.gap_ms, 3):>8}"
     if result.reference_ms is not None and result.ratio is not None:
         line += f"{result.reference_ms:>12.2f}{result.ratio:>8.2f}"
     return line
+
+
+def _figure(ms: float | None, digits: int) -> str:
+    return "-" if ms is None else f"{ms:.{digits}f}"
 
 
 def _check(args: argparse.Namespace, spec: ModelSpec) -> None:
@@ -183,6 +215,8 @@ def _check(args: argparse.Namespace, spec: ModelSpec) -> None:
     lengths = [("--prefill-lens", size + 1) for size in args.prefill_lens]
     if args.decode_batches:
         lengths.append(("--decode-prompt-len and --decode-tokens", decode_len))
+    if args.prompts is not None:
+        lengths.append(("--prompt-len", args.prompt_len + 1))
     for option, length in lengths:
         if length > spec.max_position:
             raise ConfigError(
@@ -203,24 +237,46 @@ def _measure(
     length, batch, num_tokens = (
         (size, 1, 1) if kind == "prefill" else (args.decode_prompt_len, size, args.decode_tokens)
     )
-    draw = random.Random(SEED)
-    prompts = [[draw.randrange(spec.vocab_size) for _ in range(length)] for _ in range(batch)]
+    prompts = _prompts(spec, batch, length)
     engines: list[Callable[[list[list[int]], int], list[float]]] = [ours.seconds]
     if reference is not None:
         engines.append(reference.seconds)
     figures: list[list[float]] = [[] for _ in engines]
+    first_s: list[float] = []
     for number in range(args.rounds + 1):
         for engine, kept in zip(engines, figures, strict=True):
             seconds = engine(prompts, num_tokens)
+            first_s.append(seconds[0])
             if number > 0:
                 kept.append(statistics.mean(seconds[1:] or seconds) * 1e3)
     medians = [statistics.median(kept) for kept in figures]
+    on_gpu = torch.device(args.device).type == "cuda"
+    is_decode = kind == "decode"
+    steps = partial(ours.seconds, prompts, min(num_tokens, GAP_STEPS))
     return Measured(
         what=kind,
         size=size,
         ms=medians[0],
         reference_ms=medians[1] if reference is not None else None,
+        first_ms=first_s[0] * 1e3 if on_gpu and not is_decode else None,
+        gap_ms=gap_ms(steps) if on_gpu and is_decode else None,
     )
+
+
+def _throughput(spec: ModelSpec, ours: Runner, args: argparse.Namespace) -> Throughput:
+    prompts = _prompts(spec, args.prompts, args.prompt_len)
+    seconds = [ours.prompts_s(prompts, args.step_tokens) for _ in range(args.rounds + 1)]
+    return Throughput(
+        num_prompts=args.prompts,
+        prompt_len=args.prompt_len,
+        step_tokens=args.step_tokens,
+        seconds=statistics.median(seconds[1:]),
+    )
+
+
+def _prompts(spec: ModelSpec, count: int, length: int) -> list[list[int]]:
+    draw = random.Random(SEED)
+    return [[draw.randrange(spec.vocab_size) for _ in range(length)] for _ in range(count)]
 
 
 def _config(args: argparse.Namespace, directory: Path, spec: ModelSpec) -> EngineConfig:
@@ -228,6 +284,10 @@ def _config(args: argparse.Namespace, directory: Path, spec: ModelSpec) -> Engin
     longest = max((*args.prefill_lens, decode_len)) + 1
     widest = max((*args.decode_batches, 1))
     num_tokens = max(longest, widest * (decode_len + BLOCK_SIZE))
+    if args.prompts is not None:
+        longest = max(longest, args.prompt_len + 1)
+        widest = max(widest, args.prompts)
+        num_tokens = max(num_tokens, longest, args.prompts * (args.prompt_len + BLOCK_SIZE))
     settings = EngineConfig(
         model_dir=directory,
         spec=spec,
@@ -248,22 +308,6 @@ def _config(args: argparse.Namespace, directory: Path, spec: ModelSpec) -> Engin
     )
     num_blocks = settings.layout.num_blocks_for(num_tokens) + widest
     return replace(settings, kv_cache_bytes=num_blocks * settings.layout.block_stride_bytes)
-
-
-def _joined(slot: Slot, prompt_len: int, blocks: range) -> Joined:
-    return Joined(
-        slot=slot,
-        sampling=SamplingParams(max_tokens=1 << 20, temperature=0.0),
-        choices=(0,),
-        end_token_ids=(),
-        prompt_len=prompt_len,
-        history=(),
-        blocks=tuple(map(BlockId, blocks)),
-    )
-
-
-def _chunk(slot: Slot, start: int, tokens: tuple[int, ...] | Carried) -> Chunk:
-    return Chunk(slot=slot, start=start, tokens=tokens, new_blocks=(), num_samples=1)
 
 
 def _device(text: str) -> str:

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from pdserve.bench.engine import Measured, add_arguments, row, run
+from pdserve.bench.engine import Measured, Throughput, add_arguments, header, row, run
+from pdserve.bench.engine_gpu import MemoryUse
 from pdserve.core.errors import ConfigError
 from tests.engine.families import save_model
 
@@ -68,6 +69,44 @@ def test_a_ratio_above_one_means_faster_than_the_reference() -> None:
     assert row(result).split() == ["decode", "8", "20.00", "50.00", "2.50"]
 
 
+def test_many_prompts_together_are_a_row_of_their_own(
+    directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--prompts", "5", "--prompt-len", "7", "--step-tokens", "16", "--in-flight", "2"]
+    none = ["--prefill-lens", "", "--decode-batches", ""]
+    assert run(parsed("--model", str(directory), *SMALL, *none, *options, "--json")) == 0
+    printed = capsys.readouterr()
+    (result,) = json.loads(printed.out)["results"]
+    assert (result["what"], result["prompts"], result["prompt_len"]) == ("throughput", 5, 7)
+    assert result["tokens_per_s"] == pytest.approx(35 / result["ms"] * 1e3, rel=0.01)
+    assert printed.err.splitlines()[1].split()[:2] == ["prompts", "5x7"]
+
+
+def test_a_gpu_adds_what_came_first_the_gap_and_its_memory() -> None:
+    prompt = Measured(what="prefill", size=512, ms=12.0, reference_ms=None, first_ms=12.5)
+    step = Measured(what="decode", size=64, ms=6.0, reference_ms=None, gap_ms=0.0123)
+    assert header(with_reference=False, on_gpu=True).split() == [
+        "what",
+        "size",
+        "ms",
+        "first",
+        "gap",
+    ]
+    assert row(prompt, on_gpu=True).split() == ["prefill", "512", "12.00", "12.50", "-"]
+    assert row(step, on_gpu=True).split() == ["decode", "64", "6.00", "-", "0.012"]
+    assert prompt.as_json()["first_ms"] == 12.5
+    assert step.as_json()["gap_ms"] == 0.0123
+    use = MemoryUse(weights=15 << 30, kv=100 << 30, graphs=300 << 20, step=1 << 20)
+    assert use.row().endswith("weights 15360 MiB, KV 102400 MiB, graphs 300 MiB, steps 1 MiB")
+    assert use.as_json()["kv_bytes"] == 100 << 30
+
+
+def test_throughput_counts_the_prompts_tokens() -> None:
+    result = Throughput(num_prompts=64, prompt_len=2048, step_tokens=8192, seconds=2.0)
+    assert result.tokens_per_s == 65536
+    assert result.row().split()[:3] == ["prompts", "64x2048", "2000.00"]
+
+
 @pytest.mark.parametrize("value", ["0", "-1", "many", "8,", "8;9"])
 def test_bad_sizes_are_refused(value: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
@@ -80,6 +119,7 @@ def test_bad_sizes_are_refused(value: str, capsys: pytest.CaptureFixture[str]) -
     [
         (["--prefill-lens", "100000"], "--prefill-lens: 100001 positions"),
         (["--decode-tokens", "100000"], "--decode-prompt-len and --decode-tokens: 100128"),
+        (["--prompts", "2", "--prompt-len", "100000"], "--prompt-len: 100001 positions"),
     ],
 )
 def test_a_length_beyond_the_model_is_refused_by_the_name_of_its_option(

@@ -17,7 +17,8 @@ from pathlib import Path
 import torch
 
 from pdserve.bench.arguments import whole_number
-from pdserve.bench.engine import BLOCK_SIZE, Runner
+from pdserve.bench.engine import BLOCK_SIZE
+from pdserve.bench.engine_runner import Runner
 from pdserve.bench.own_cluster import own_cluster
 from pdserve.bench.serve import first_model
 from pdserve.bench.structured.costs import NUM_STEPS, PROMPT_LEN, GrammarCosts, measure
@@ -84,6 +85,7 @@ def _costs(args: argparse.Namespace) -> GrammarCosts:
     directory = locate(args.model)
     spec = read_model_spec(directory)
     runner = Runner(_config(directory, spec, args.threads), in_flight=1)
+    runner.warm_up()
     return measure(directory, spec, runner, rounds=args.rounds, seed=args.seed)
 
 

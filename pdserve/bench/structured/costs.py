@@ -16,7 +16,7 @@ from typing import TypeVar
 
 import torch
 
-from pdserve.bench.engine import Runner
+from pdserve.bench.engine_runner import Runner
 from pdserve.bench.structured.schemas import make_schema
 from pdserve.core.model_spec import ModelSpec
 from pdserve.core.request import Grammar, GrammarKind, SamplingParams
