@@ -83,6 +83,7 @@ class TritonKernels:
         self, q: Tensor, k: Tensor, v: Tensor, positions: Tensor, table: Tensor, to: Destination
     ) -> None:
         num_tokens, num_q_heads, size = q.shape
+        assert len(positions) == len(to.cells) == num_tokens  # a kernel does not look
         num_kv_heads, block_size = k.shape[1], to.pages.shape[3]
         num_programs = triton.cdiv(num_q_heads, ROPE_HEADS) + triton.cdiv(num_kv_heads, ROPE_HEADS)
         _rotate_and_write[(num_tokens, num_programs)](
