@@ -31,7 +31,7 @@ from pdserve.engine.prompt_scores import PromptScorer
 from pdserve.engine.rehearsal import Rehearsal, largest_steps, warm_up
 from pdserve.engine.sampler import SampledRows, Sampler, SampleRow
 from pdserve.engine.slots import Slots
-from pdserve.engine.staging import on_device
+from pdserve.engine.staging import integers_on_host, on_device
 from pdserve.engine.step_graphs import StepGraphs, chunk_shapes, decode_shapes
 from pdserve.engine.step_input import NewBlocks, StepInput, StepShape, pack, shape_of
 
@@ -190,8 +190,8 @@ class ModelRunner:
 
     def _forward(self, chunks: Sequence[Chunk], new: NewBlocks, shape: StepShape) -> Tensor | None:
         """Logits ``[R, V]`` after each sampling chunk; None where there is none."""
-        values = on_device(self._values(chunks, new, shape), torch.int64, self._device)
-        step = StepInput.named(values, shape)
+        values = integers_on_host(self._values(chunks, new, shape), self._device)
+        step = StepInput.named(values.to(self._device, non_blocking=True), shape)
         self._slots.write(step.places, step.blocks)
         positions = step.positions(step.owners())
         num_held = self._slots.num_held([chunk.slot for chunk in chunks])

@@ -60,13 +60,16 @@ class Slots:
             self._check_blocks(batch, joined.blocks)
             held[slot] = len(joined.blocks)
         for chunk in batch.chunks:
-            if chunk.new_blocks:
-                self._check_blocks(batch, chunk.new_blocks)
-            before = held[chunk.slot] if chunk.slot in held else self._held_by(chunk.slot)
+            slot, new_blocks = chunk.slot, chunk.new_blocks
+            before = held[slot] if slot in held else self._held_by(slot)
             if before is None:
-                raise RankError(f"step {batch.step}: no sequence is in slot {chunk.slot}")
-            held[chunk.slot] = after = before + len(chunk.new_blocks)
-            self._check_room(batch, chunk, after)
+                raise RankError(f"step {batch.step}: no sequence is in slot {slot}")
+            if new_blocks:
+                self._check_blocks(batch, new_blocks)
+            held[slot] = after = before + len(new_blocks)
+            length = chunk.length
+            if length < 1 or chunk.start + length > min(after * self._block_size, self._max_len):
+                raise self._no_room(batch, chunk, after)
 
     def apply(self, batch: Batch) -> NewBlocks:
         """Take over the batch's delta, but for the entries that are still to be written into the
@@ -132,14 +135,12 @@ class Slots:
                 f"step {batch.step}: a block is not one of {self._num_blocks}: {blocks}"
             )
 
-    def _check_room(self, batch: Batch, chunk: Chunk, num_blocks: int) -> None:
-        end = chunk.start + chunk.length
-        if chunk.length < 1 or end > min(num_blocks * self._block_size, self._max_len):
-            raise RankError(
-                f"step {batch.step}: slot {chunk.slot} has {num_blocks} blocks of "
-                f"{self._block_size} tokens and holds at most {self._max_len} "
-                f"tokens: no room for {chunk.length} tokens at {chunk.start}"
-            )
+    def _no_room(self, batch: Batch, chunk: Chunk, num_blocks: int) -> RankError:
+        return RankError(
+            f"step {batch.step}: slot {chunk.slot} has {num_blocks} blocks of "
+            f"{self._block_size} tokens and holds at most {self._max_len} "
+            f"tokens: no room for {chunk.length} tokens at {chunk.start}"
+        )
 
     def _tensor(self, values: Sequence[int], dtype: torch.dtype = torch.int64) -> Tensor:
         return on_device(values, dtype, self._device)

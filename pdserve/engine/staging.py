@@ -4,6 +4,7 @@ A GPU copies from and to pageable memory only when all work queued before is don
 ways go through pinned memory. On a CPU there is nothing to stage.
 """
 
+from array import array
 from collections.abc import Sequence
 
 import torch
@@ -19,10 +20,11 @@ def on_device(values: Values, dtype: torch.dtype, device: torch.device) -> Tenso
     return torch.tensor(values, dtype=dtype, pin_memory=True).to(device, non_blocking=True)
 
 
-def on_device_into(there: Tensor, values: Sequence[int]) -> None:
-    """The values into ``there`` (int64, as many), on a GPU queued on the current stream."""
-    staged = torch.tensor(values, dtype=torch.int64, pin_memory=there.is_cuda)
-    there.copy_(staged, non_blocking=True)
+def integers_on_host(values: Sequence[int], device: torch.device) -> Tensor:
+    """The values, one at least, as int64 from where ``device`` may copy them without waiting."""
+    # Several times as quick as torch.tensor.
+    held = torch.frombuffer(array("q", values), dtype=torch.int64)
+    return held.pin_memory() if device.type == "cuda" else held
 
 
 class HostCopy:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from pdserve.engine.staging import on_device_into
+from pdserve.engine.staging import integers_on_host
 from pdserve.engine.step_input import StepInput, StepShape
 
 MOST_TOKENS = (64, 128, 256, 512)  # of steps that have longer chunks than one token
@@ -80,7 +80,8 @@ class StepGraphs:
         return self._logits[: shape.num_chunks], self._tokens[: shape.num_chunks]
 
     def _send(self, values: Sequence[int], shape: StepShape) -> None:
-        on_device_into(self._values[: shape.num_values], values)
+        staged = integers_on_host(values, self._values.device)
+        self._values[: shape.num_values].copy_(staged, non_blocking=True)
 
     def _run(self, shape: StepShape) -> None:
         step = StepInput.named(self._values[: shape.num_values], shape)
