@@ -19,7 +19,8 @@ GREEDY = SamplingParams(max_tokens=2, temperature=0.0)
 DRAWN = SamplingParams(max_tokens=2, top_p=0.9)
 SORTED = SamplingParams(max_tokens=2, top_p=0.9, top_k=20, logprobs=1)  # takes most memory
 BIASED = SamplingParams(max_tokens=2, logit_bias=((0, 1.0),))
-WAYS = (GREEDY, DRAWN, SORTED, BIASED)  # to sample: they differ in their kernels
+SCORED = SamplingParams(max_tokens=2, temperature=0.0, prompt_logprobs=1)
+WAYS = (GREEDY, DRAWN, SORTED, BIASED, SCORED)  # to sample: they differ in their kernels
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
