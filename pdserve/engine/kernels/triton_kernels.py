@@ -62,49 +62,47 @@ class TritonKernels:
         return out
 
     def rotate(self, q: Tensor, k: Tensor, positions: Tensor, table: Tensor) -> None:
-        num_tokens, num_q_heads, size = q.shape
-        num_k_heads = k.shape[1]
-        _rotate[(num_tokens, num_q_heads + num_k_heads)](
-            q,
-            k,
-            positions,
-            table,
-            num_q_heads,
-            q.stride(0),
-            q.stride(1),
-            k.stride(0),
-            k.stride(1),
-            size // 2,
-            BLOCK=triton.next_power_of_2(size // 2),
-            num_warps=1,
-        )
+        _rotate_on_gpu(q, k, None, positions, table, None)
 
     def rotate_and_write(
         self, q: Tensor, k: Tensor, v: Tensor, positions: Tensor, table: Tensor, to: Destination
     ) -> None:
-        num_tokens, num_q_heads, size = q.shape
-        assert len(positions) == len(to.cells) == num_tokens  # a kernel does not look
-        num_kv_heads, block_size = k.shape[1], to.pages.shape[3]
-        num_programs = triton.cdiv(num_q_heads, ROPE_HEADS) + triton.cdiv(num_kv_heads, ROPE_HEADS)
-        _rotate_and_write[(num_tokens, num_programs)](
-            q,
-            k,
-            v,
-            positions,
-            table,
-            to.pages,
-            to.cells,
-            *(stride for x in (q, k, v) for stride in x.stride()[:2]),
-            BLOCK_STRIDE=to.pages.stride(0),
-            HEAD_STRIDE=to.pages.stride(1),
-            B=block_size,
-            HQ=num_q_heads,
-            HKV=num_kv_heads,
-            HALF=size // 2,
-            HEADS=ROPE_HEADS,
-            BLOCK=triton.next_power_of_2(size // 2),
-            num_warps=ROPE_WARPS,
-        )
+        assert len(to.cells) == len(k)  # a kernel does not look
+        _rotate_on_gpu(q, k, v, positions, table, to)
+
+
+def _rotate_on_gpu(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor | None,
+    positions: Tensor,
+    table: Tensor,
+    to: Destination | None,
+) -> None:
+    num_tokens, num_q_heads, size = q.shape
+    assert len(positions) == num_tokens
+    num_kv_heads = k.shape[1]
+    num_programs = triton.cdiv(num_q_heads, ROPE_HEADS) + triton.cdiv(num_kv_heads, ROPE_HEADS)
+    _rotate[(num_tokens, num_programs)](
+        q,
+        k,
+        v,
+        positions,
+        table,
+        None if to is None else to.pages,
+        None if to is None else to.cells,
+        *(stride for x in (q, k, k if v is None else v) for stride in x.stride()[:2]),
+        BLOCK_STRIDE=0 if to is None else to.pages.stride(0),
+        HEAD_STRIDE=0 if to is None else to.pages.stride(1),
+        B=1 if to is None else to.pages.shape[3],
+        HQ=num_q_heads,
+        HKV=num_kv_heads,
+        HALF=size // 2,
+        HEADS=ROPE_HEADS,
+        BLOCK=triton.next_power_of_2(size // 2),
+        WRITES=to is not None,
+        num_warps=ROPE_WARPS,
+    )
 
 
 def _num_warps(size: int) -> int:
@@ -177,39 +175,8 @@ def _silu_mul(
     tl.store(out + row * size + columns, gate * tl.sigmoid(gate) * up, mask=inside)
 
 
-@triton.jit
-def _rotate(
-    q,
-    k,
-    positions,
-    table,
-    num_q_heads,
-    q_row_stride,
-    q_head_stride,
-    k_row_stride,
-    k_head_stride,
-    half,
-    BLOCK: tl.constexpr,
-):
-    token = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1)
-    pairs = tl.arange(0, BLOCK)
-    inside = pairs < half
-    if head < num_q_heads:
-        place = q + token * q_row_stride + head * q_head_stride + pairs
-    else:
-        place = k + token * k_row_stride + (head - num_q_heads) * k_head_stride + pairs
-    angles = table + tl.load(positions + token) * (2 * half) + pairs
-    cos = tl.load(angles, mask=inside, other=0.0)
-    sin = tl.load(angles + half, mask=inside, other=0.0)
-    left = tl.load(place, mask=inside, other=0.0).to(tl.float32)
-    right = tl.load(place + half, mask=inside, other=0.0).to(tl.float32)
-    tl.store(place, left * cos - right * sin, mask=inside)
-    tl.store(place + half, right * cos + left * sin, mask=inside)
-
-
 @triton.jit(do_not_specialize_on_alignment=["positions"])
-def _rotate_and_write(
+def _rotate(
     q,
     k,
     v,
@@ -231,6 +198,7 @@ def _rotate_and_write(
     HALF: tl.constexpr,
     HEADS: tl.constexpr,
     BLOCK: tl.constexpr,
+    WRITES: tl.constexpr,
 ):
     """Some query heads of a token, or some KV heads of it. ``pages`` is ``[N, Hkv, 2, B, D]``."""
     token = tl.program_id(0).to(tl.int64)
@@ -252,9 +220,8 @@ def _rotate_and_write(
     else:
         heads += (group - num_q_groups) * HEADS
         inside = (heads < HKV) & (pairs < HALF)
-        cell = tl.load(cells + token)
-        page = pages + cell // B * BLOCK_STRIDE + cell % B * (2 * HALF)
-        page_row = page + heads * HEAD_STRIDE + pairs
+        if WRITES:
+            cell = tl.load(cells + token)
         place = k + token * k_row_stride + heads * k_head_stride + pairs
         left = tl.load(place, mask=inside, other=0.0).to(tl.float32)
         right = tl.load(place + HALF, mask=inside, other=0.0).to(tl.float32)
@@ -262,11 +229,14 @@ def _rotate_and_write(
         new_right = (right * cos + left * sin).to(k.dtype.element_ty)
         tl.store(place, new_left, mask=inside)
         tl.store(place + HALF, new_right, mask=inside)
-        tl.store(page_row, new_left.to(pages.dtype.element_ty), mask=inside)
-        tl.store(page_row + HALF, new_right.to(pages.dtype.element_ty), mask=inside)
-        v_row = v + token * v_row_stride + heads * v_head_stride + pairs
-        v_left = tl.load(v_row, mask=inside, other=0.0)
-        v_right = tl.load(v_row + HALF, mask=inside, other=0.0)
-        v_page_row = page_row + B * 2 * HALF
-        tl.store(v_page_row, v_left.to(pages.dtype.element_ty), mask=inside)
-        tl.store(v_page_row + HALF, v_right.to(pages.dtype.element_ty), mask=inside)
+        if WRITES:
+            page = pages + cell // B * BLOCK_STRIDE + cell % B * (2 * HALF)
+            page_row = page + heads * HEAD_STRIDE + pairs
+            tl.store(page_row, new_left.to(pages.dtype.element_ty), mask=inside)
+            tl.store(page_row + HALF, new_right.to(pages.dtype.element_ty), mask=inside)
+            v_row = v + token * v_row_stride + heads * v_head_stride + pairs
+            v_left = tl.load(v_row, mask=inside, other=0.0)
+            v_right = tl.load(v_row + HALF, mask=inside, other=0.0)
+            v_page_row = page_row + B * 2 * HALF
+            tl.store(v_page_row, v_left.to(pages.dtype.element_ty), mask=inside)
+            tl.store(v_page_row + HALF, v_right.to(pages.dtype.element_ty), mask=inside)
