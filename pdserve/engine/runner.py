@@ -119,34 +119,39 @@ class ModelRunner:
             return None
         if not isinstance(attention, CapturableBackend):
             return None
-
-        def forward(step: StepInput, shape: StepShape) -> tuple[Tensor, Tensor]:
-            self._slots.write(step.places, step.blocks)
-            tables = self._slots.tables(step.slots)
-            if shape.has_single_tokens:
-                positions, last_rows = step.starts, None
-                attention.plan_decodes(positions, tables)
-            else:
-                owners = step.owners()
-                positions, last_rows = step.positions(owners), step.ends - 1
-                context_lens = step.starts + step.lengths()
-                assert isinstance(attention, CapturableChunks)
-                attention.plan_chunks(step.ends, context_lens, owners, positions, tables)
-            logits = self._model.logits(self._hidden(step, positions, last_rows))
-            tokens = logits.argmax(1)
-            self._slots.keep_last_tokens(step.keep_in, tokens)
-            return logits, tokens
-
         shapes = decode_shapes(config.max_num_seqs)
         if isinstance(attention, CapturableChunks) and attention.captures_chunks:
             shapes += chunk_shapes(config.max_num_seqs, config.max_model_len)
         return StepGraphs(
-            forward,
+            self._filled_up,
             shapes,
             vocab_size=config.spec.vocab_size,
             dtype=config.torch_dtype,
             device=self._device,
         )
+
+    def _filled_up(self, step: StepInput, shape: StepShape) -> tuple[Tensor, Tensor]:
+        """Logits ``[S, V]`` after each chunk, and the likeliest tokens ``[S]``, which are kept.
+
+        Of tensors alone: what a graph holds.
+        """
+        attention = self._attention
+        self._slots.write(step.places, step.blocks)
+        tables = self._slots.tables(step.slots)
+        if shape.has_single_tokens:
+            assert isinstance(attention, CapturableBackend)
+            positions, last_rows = step.starts, None
+            attention.plan_decodes(positions, tables)
+        else:
+            assert isinstance(attention, CapturableChunks)
+            owners = step.owners()
+            positions, last_rows = step.positions(owners), step.ends - 1
+            context_lens = step.starts + step.lengths()
+            attention.plan_chunks(step.ends, context_lens, owners, positions, tables)
+        logits = self._model.logits(self._hidden(step, positions, last_rows))
+        tokens = logits.argmax(1)
+        self._slots.keep_last_tokens(step.keep_in, tokens)
+        return logits, tokens
 
     def _rehearse(self, rehearsal: Rehearsal) -> None:
         for batch in rehearsal.batches:

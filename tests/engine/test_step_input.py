@@ -42,7 +42,7 @@ def test_what_fills_a_step_up_belongs_to_the_spare_slot(
 ) -> None:
     exact = shape_of(chunks, NOTHING_NEW)
     filled = StepShape(
-        num_tokens=exact.num_tokens + more_tokens + more,  # never as many as chunks
+        num_tokens=exact.num_tokens + more_tokens + more + 1,  # never as many as chunks
         num_chunks=exact.num_chunks + more,
         num_new_blocks=3,
     )
@@ -57,7 +57,7 @@ def test_what_fills_a_step_up_belongs_to_the_spare_slot(
     assert set(owners_full[num_tokens:].tolist()) == {num_chunks}
     assert full.slots[num_chunks:].tolist() == full.keep_in[num_chunks:].tolist() == [SPARE] * more
     positions = full.positions(owners_full)[num_tokens:]
-    assert positions.tolist() == list(range(more_tokens + more))
+    assert positions.tolist() == list(range(more_tokens + more + 1))
     assert (
         full.lengths().tolist()
         == [*[c.length for c in chunks], len(positions), *[0] * more][: filled.num_chunks]

@@ -63,7 +63,7 @@ class SdpaAttention:
 
     def _attend(self, layer: int, q: Tensor, chunk: _Chunk) -> Tensor:
         heads, size = self._heads, self._heads.head_size
-        pages = self._kv.tensor[chunk.blocks, :, layer]  # [nb, Hkv, 2, B, D]
+        pages = self._kv.layer_view(layer)[chunk.blocks]  # [nb, Hkv, 2, B, D]
         context = pages.permute(2, 1, 0, 3, 4).reshape(2, heads.num_kv_heads, -1, size)
         # Rows behind the context were never written and may hold NaN: cut off, not masked.
         k, v = context[:, :, : chunk.context_len].to(q.dtype)  # [Hkv, C, D] each
