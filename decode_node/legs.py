@@ -170,6 +170,9 @@ class Legs:
     def get(self, handoff: HandoffId) -> Leg | None:
         return self._legs.get(handoff)
 
+    def leg_of(self, sequence: Sequence) -> Leg | None:
+        return self._leg_of.get(sequence)
+
     def of(self, state: RequestState) -> list[Leg]:
         """The legs of a request, those included that only drain."""
         return [leg for leg in self._legs.values() if leg.state is state]

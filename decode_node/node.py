@@ -258,7 +258,7 @@ class DecodeNode:
             case Replaced(old=old, new=new):
                 state.live(*new)
                 state.count_replaced(old)
-                self.legs.drop(old)
+                self._prefilling.drop(old)
             case PromptScored(scored=scored):
                 state.put_scored(scored)
             case NewToken():
@@ -275,11 +275,11 @@ class DecodeNode:
         state.put_token(event)
         if event.finish_reason is None:
             return
-        self.legs.drop(sequence)
+        self._prefilling.drop(sequence)
         if state.finish(sequence):
             del self._requests[state.request.key]
             for leg in self.legs.of(state):
-                self.legs.drop(leg.sequence)
+                self._prefilling.drop(leg.sequence)
             state.put_timeline()
             self._observer.ended(state)
 
@@ -323,5 +323,5 @@ class DecodeNode:
         del self._requests[state.request.key]
         for sequence in (*state.sequences, *(leg.sequence for leg in self.legs.of(state))):
             self.scheduler.remove(sequence)
-            self.legs.drop(sequence)
+            self._prefilling.drop(sequence)
         self._observer.ended(state, error)

@@ -45,6 +45,11 @@ class PrefillBreakers:
         """All KV of a prefill came."""
         self._records[node].breakers[Duty.LINK].succeeded()
 
+    def released(self, node: str) -> None:
+        """A prefill there has ended in a way that says nothing of the node."""
+        for breaker in self._records[node].breakers.values():
+            breaker.released()
+
     def failed(self, node: str, kind: str, message: str, now_s: float) -> None:
         """A prefill there failed; what its request was refused for speaks against nobody."""
         blamed = duty_blamed(kind, own=Duty.PREFILL)

@@ -114,6 +114,12 @@ class Prefilling:
         except PrefillFailedError as error:
             self._on_news([Failed(leg, error.kind, str(error))])
 
+    def drop(self, sequence: Sequence) -> None:
+        """The sequence is over: what is still done for it elsewhere is not wanted."""
+        if (leg := self._legs.leg_of(sequence)) is not None:
+            self._breakers.released(leg.link.node)
+            self._legs.drop(sequence)
+
     def on_first_tokens(self, link: PrefillLink, tokens: session_pb2.FirstTokens) -> None:
         """A prefill node has computed a prompt."""
         leg = self._leg(link, tokens.handoff)
@@ -185,6 +191,7 @@ class Prefilling:
                         self._join(leg)
                 case Failed(leg=leg, kind=kind, message=message):
                     self._metrics.handoff_failed(kind)
+                    self._breakers.released(leg.link.node)  # where it was not blamed
                     self._go_on(leg, kind, message)
 
     def _join(self, leg: Leg) -> None:

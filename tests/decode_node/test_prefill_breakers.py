@@ -35,6 +35,15 @@ def test_failures_open_the_breaker_of_their_stage(kind: str, stage: Duty) -> Non
     assert breakers.troubles(0.5) == [trouble]
 
 
+def test_a_trial_whose_request_is_dropped_makes_way_for_another() -> None:
+    breakers = failing("transfer_error")
+    half_open_s = 10.0
+    breakers.sent("prefill-0", half_open_s)
+    assert not breakers.allows("prefill-0", half_open_s)
+    breakers.released("prefill-0")
+    assert breakers.allows("prefill-0", half_open_s)
+
+
 @pytest.mark.parametrize("kind", ["invalid_request_error", "never_fits_error"])
 def test_what_a_client_did_wrong_never_counts(kind: str) -> None:
     breakers = failing(kind, times=10)

@@ -46,6 +46,7 @@ class Answer:
 class Client:
     """One call, from its coming to its end."""
 
+    number: int
     wish: Wish
     requests: list[GenerationRequest]
     answers: dict[tuple[int, int], Answer]  # by prompt and choice
@@ -63,7 +64,7 @@ class Client:
                 service.dispatcher,
                 service.tokenizer,
                 jobs,
-                label="",
+                label=str(self.number),
                 tenant=tenant,
                 arrived_s=now_s,
             ) as generation:
@@ -123,7 +124,7 @@ def make_client(
         requests.append(request)
         for choice in range(num_choices):
             answers[i, choice] = _right(model, tokenizer, request, choice)
-    return Client(wish=wish, requests=requests, answers=answers)
+    return Client(number=number, wish=wish, requests=requests, answers=answers)
 
 
 def _right(

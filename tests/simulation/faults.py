@@ -14,6 +14,7 @@ from tests.simulation.network import MemoryNetwork
 from tests.simulation.schedule import Fault, Kind
 
 RESTART_S = 0.5  # until a node or a router that is gone is made anew
+FLAP_S, BAD_S = 0.3, 0.02  # between two breaks of a connection, and of handoffs
 FAILURES = ("checksum_error", "transfer_timeout_error", "transfer_error")
 
 
@@ -45,8 +46,10 @@ class Faults:
         self._later(fault.at_s, self._begin, fault)
 
     def _begin(self, fault: Fault) -> None:
-        if fault.kind in (Kind.HOLD, Kind.CUT_SESSION):
+        if fault.kind in (Kind.HOLD, Kind.CUT_SESSION, Kind.FLAP):
             self._begin_between(fault, *self._pair(fault))
+        elif fault.kind is Kind.BAD_LINKS:
+            self._fail_handoffs(fault.node, self._loop.time() + fault.lasts_s)
         elif fault.kind is Kind.FAIL_HANDOFF:
             self._fail_handoff(fault)
         elif fault.kind is Kind.CUT_KV:
@@ -61,8 +64,16 @@ class Faults:
         if fault.kind is Kind.HOLD:
             self._network.wires.hold(one, other, fault.lasts_s)
             self._later(fault.lasts_s, self._changed)
+        elif fault.kind is Kind.FLAP:
+            self._flap(one, other, self._loop.time() + fault.lasts_s)
         else:
             self._network.cut(one, other)
+
+    def _flap(self, one: str, other: str, until_s: float) -> None:
+        self._disturb(one, other)
+        self._network.cut(one, other)
+        if self._loop.time() < until_s:
+            self._later(FLAP_S, self._flap, one, other, until_s)
 
     def _begin_at_node(self, fault: Fault, node: NodeHost) -> None:
         self._disturb(node.name)
@@ -137,6 +148,17 @@ class Faults:
         if ways:
             ways[fault.node % len(ways)](FAILURES[fault.other % len(FAILURES)])
 
+    def _fail_handoffs(self, number: int, until_s: float) -> None:
+        """All that one prefill node sends now, and what it begins until then."""
+        prefills = [node for node in self._nodes.values() if node.role is Role.PREFILL]
+        node = prefills[number % len(prefills)] if prefills else None
+        if node is not None and node.running is not None:
+            for endpoint in node.ranks.endpoints:
+                for handoff in endpoint.sending:
+                    endpoint.fail_send(handoff)
+        if self._loop.time() < until_s:
+            self._later(BAD_S, self._fail_handoffs, number, until_s)
+
     def _cut_kv(self, fault: Fault) -> None:
         nodes = [node for node in self._nodes.values() if node.running is not None]
         decodes = [node for node in nodes if node.role is Role.DECODE]
@@ -152,6 +174,7 @@ class Faults:
         if node.running is None:  # gone at this very time
             return
         process = node.process
+        node.is_closing = True
         closing = process.run(node.running.close(grace_s), "close")
         dying = self._loop.create_task(process.died.wait())
         await asyncio.wait([closing, dying], return_when=asyncio.FIRST_COMPLETED)

@@ -25,7 +25,7 @@ from router.service import RouterSpec, Service
 from tests.fabric import Fabric, FabricRanks, make_layout
 from tests.nodes.specs import MODEL, make_spec
 from tests.pools import empty_blocks
-from tests.simulation.loop import Process, VirtualLoop
+from tests.simulation.loop import Life, Process, VirtualLoop
 from tests.simulation.network import MemoryNetwork
 from tests.simulation.schedule import Cluster
 
@@ -58,6 +58,7 @@ def router_config(cluster: Cluster) -> RouterConfig:
         kv_watermark=cluster.kv_watermark,
         max_sent_ahead=cluster.max_sent_ahead,
         max_prefill_wait_s=cluster.max_prefill_wait_s,
+        request_timeout_s=cluster.request_timeout_s or LimitsConfig().request_timeout_s,
     )
     prompt_class = PromptClass(
         name="all", max_queued=cluster.max_queued, queue_timeout_s=cluster.queue_timeout_s
@@ -86,6 +87,7 @@ class NodeHost:
         self.name = name
         self.role = Role.DECODE if name.startswith("decode") else Role.PREFILL
         self.is_draining = False
+        self.is_closing = False
         self.running: RunningNode | RunningDecodeNode | None = None  # None: it is being made
         self.process: Process
         self.ranks: FabricRanks
@@ -100,6 +102,17 @@ class NodeHost:
         return self.running.address if self.running is not None else None
 
     @property
+    def is_working(self) -> bool:
+        """It does at once what there is to do."""
+        is_up = self.running is not None and self.process.life is Life.RUNNING
+        return is_up and not self.is_closing and not self.ranks.failed.done()
+
+    @property
+    def can_act(self) -> bool:
+        """Nothing that it should do waits for it."""
+        return self.running is None or self.is_working
+
+    @property
     def node(self) -> DecodeNode | PrefillNode:
         assert self.running is not None
         node = self.running.node
@@ -109,6 +122,7 @@ class NodeHost:
     async def start(self) -> None:
         """Another incarnation, in a process of its own."""
         self._num_starts += 1
+        self.is_closing = False
         self.process = self._loop.process(self.name)
         self.running = await self.process.run(self._start(self.process), "start")
 
@@ -198,6 +212,16 @@ class RouterHost:
             prefill_configured=cluster.num_prefill > 0,
             caching=frozenset(Role) if cluster.caching else frozenset(),
         )
+
+    @property
+    def is_working(self) -> bool:
+        """It does at once what there is to do."""
+        return self.service is not None and self.process.life is Life.RUNNING
+
+    @property
+    def can_act(self) -> bool:
+        """Nothing that it should do waits for it."""
+        return self.service is None or self.is_working
 
     async def start(self) -> None:
         self.process = self._loop.process(self.name)

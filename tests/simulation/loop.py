@@ -37,12 +37,16 @@ class Process:
         self.name = name
         self.life = Life.RUNNING
         self.held: list[_Call] = []
+        self.resumed_s = 0.0  # when it last went on
         self.died = asyncio.Event()
         self._tasks: set[asyncio.Task[Any]] = set()  # when it died: nobody else may know them
         self.context = contextvars.Context()
         self.context.run(_PROCESS.set, self)
         self._loop = loop
         self._clock_offset_s = clock_offset_s
+
+    def __repr__(self) -> str:
+        return self.name
 
     @property
     def is_dead(self) -> bool:
@@ -66,6 +70,7 @@ class Process:
     def go_on(self) -> None:
         if self.life is Life.STOPPED:
             self.life = Life.RUNNING
+            self.resumed_s = self._loop.time()
             held, self.held = self.held, []
             for call in held:  # at once: what others ask of it at this very time comes after
                 call.now()

@@ -85,6 +85,7 @@ class Wires:
         self._num_connections: Counter[str] = Counter()
         self._connections: list[Connection] = []
         self._held_until_s: dict[frozenset[str], float] = {}  # by the names of two processes
+        self._cut_s: dict[frozenset[str], float] = {}  # likewise: when a connection last broke
 
     def connect(self, client: Process, server: Process) -> Connection:
         pair = f"{client.name} {server.name}"
@@ -96,6 +97,7 @@ class Wires:
 
     def cut(self, connection: Connection, last_word: object) -> None:
         """The connection breaks, and is one no more."""
+        self._cut_s[frozenset((connection.client.name, connection.server.name))] = self.loop.time()
         connection.cut(last_word)
         self.forget(connection)
 
@@ -119,3 +121,8 @@ class Wires:
         """When what is sent now is on its way."""
         held_s = self._held_until_s.get(frozenset((sender.name, receiver.name)), 0.0)
         return max(self.loop.time(), held_s)
+
+    def disturbed_until_s(self, one: str, other: str) -> float:
+        """When that was over which last kept two processes from telling each other something."""
+        pair = frozenset((one, other))
+        return max(self._held_until_s.get(pair, 0.0), self._cut_s.get(pair, 0.0))

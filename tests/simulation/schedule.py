@@ -20,6 +20,8 @@ class Kind(StrEnum):
     CUT_SESSION = "cut session"  # a connection between two processes breaks
     FAIL_HANDOFF = "fail handoff"  # of those that move now, one fails, at one end
     CUT_KV = "cut KV"  # the KV links between two nodes break
+    FLAP = "flap"  # a connection breaks again and again, for a while
+    BAD_LINKS = "bad links"  # whatever handoff a prefill node begins fails, for a while
     STOP = "stop"  # a node's front says nothing for a while
     RESTART = "restart"  # a node is closed in order and started again
     LOSE_RANKS = "lose ranks"  # a node's ranks die
@@ -88,6 +90,7 @@ class Cluster:
     max_queued: int | None = None  # of the one class
     queue_timeout_s: float | None = None
     max_prefill_wait_s: float | None = None
+    request_timeout_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,8 +157,9 @@ _CLUSTERS = st.builds(
     kv_watermark=st.sampled_from([0.95, 0.5]),
     max_sent_ahead=st.sampled_from([4, 0, 1]),
     max_queued=st.sampled_from([None, None, 2]),
-    queue_timeout_s=st.sampled_from([None, None, 2.0]),
+    queue_timeout_s=st.sampled_from([None, None, 2.0, 0.25]),
     max_prefill_wait_s=st.sampled_from([None, None, 0.5]),
+    request_timeout_s=st.sampled_from([None, None, 3.0]),
 )
 
 SCHEDULES = st.builds(
