@@ -97,7 +97,7 @@ def prompt_logprobs_json(
         return None
     answer: list[Json | None] = [None]
     for token_id, item in zip(prompt_ids[1:], delta.prompt_logprobs, strict=True):
-        shown = {str(token_id): _ranked(tokenizer, token_id, item.logprob, item.rank)}
+        shown: Json = {str(token_id): _ranked(tokenizer, token_id, item.logprob, item.rank)}
         for rank, (top_id, logprob) in enumerate(item.top[:num_top], start=1):
             shown.setdefault(str(top_id), _ranked(tokenizer, top_id, logprob, rank))
         answer.append(shown)

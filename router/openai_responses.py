@@ -91,8 +91,8 @@ class ResponsesFormat:
         return self._event("response.failed", {"response": response})
 
     def _begin(self) -> bytes:
-        response = {"response": self._response("in_progress", output=[])}
-        begun = [("response.created", response), ("response.in_progress", response)]
+        told: Json = {"response": self._response("in_progress", output=[])}
+        begun = [("response.created", told), ("response.in_progress", told)]
         # Where calls may come, what the first item is shows later.
         message = self._items.begin_message() if self._calls is None else []
         return self._bytes_of([*begun, *message])

@@ -107,7 +107,7 @@ def _tools(value: object) -> tuple[Tool, ...]:
     return tuple(tools.values())
 
 
-def _function(where: str, value: object) -> tuple[str, str, Mapping[str, object]]:
+def _function(where: str, value: object) -> tuple[str, str, Mapping[object, object]]:
     """Where the fields of a tool's function are, its name and the others."""
     match value:
         case {"type": "function", "function": {"name": str(name), **rest}}:
@@ -122,7 +122,7 @@ def _function(where: str, value: object) -> tuple[str, str, Mapping[str, object]
             )
 
 
-def _tool(where: str, name: str, rest: Mapping[str, object]) -> Tool:
+def _tool(where: str, name: str, rest: Mapping[object, object]) -> Tool:
     if not NAME.fullmatch(name):
         problem = f"got {shown(name)}, allowed are 1 to 64 of a-z, A-Z, 0-9, _, . and -"
         raise InvalidRequestError(f"{where}.name", problem)

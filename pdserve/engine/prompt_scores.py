@@ -68,7 +68,7 @@ class PromptScorer:
     def score(self, chunks: Sequence[Chunk], hidden: Tensor) -> None:
         """Begin to score a step's chunks, whose tokens' hidden states are ``[T, hidden]``."""
         pending = PendingScores()
-        rows = hidden.split([chunk.length for chunk in chunks])
+        rows = torch.split(hidden, [chunk.length for chunk in chunks])
         for number, (chunk, own) in enumerate(zip(chunks, rows, strict=True)):
             if not self._wants(chunk) or isinstance(chunk.tokens, Carried):
                 continue
@@ -99,7 +99,7 @@ class PromptScorer:
         parts = [
             _score_rows(self._logits(hidden[at : at + ROWS_AT_ONCE]), each, num_top)
             for at, each in zip(
-                range(0, len(tokens), ROWS_AT_ONCE), targets.split(ROWS_AT_ONCE), strict=True
+                range(0, len(tokens), ROWS_AT_ONCE), torch.split(targets, ROWS_AT_ONCE), strict=True
             )
         ]
         return HostCopy(self._device, *(torch.cat(column) for column in zip(*parts, strict=True)))

@@ -18,8 +18,8 @@ class Hearing:
 
     def hear(self, outputs: session_pb2.StepOutputs) -> None:
         """One message of a decode node."""
-        for item in outputs.prompt_outputs:
-            self._on_prompt(item)
+        for part in outputs.prompt_outputs:
+            self._on_prompt(part)
         for output in outputs.outputs:
             self._on_output(output)
         for failure in outputs.failures:

@@ -157,9 +157,9 @@ async def test_logprobs_are_those_of_what_is_said(
 ) -> None:
     say(text)
     asked: Any = {"model": "tiny", "input": ASK, "tools": [WEATHER], "top_logprobs": 2}
-    whole = await client.responses.create(**asked)
+    whole: Any = await client.responses.create(**asked)
     async with client.responses.stream(**asked) as stream:
-        streamed = await stream.get_final_response()
+        streamed: Any = await stream.get_final_response()
     for answer in (whole, streamed):
         messages = [item for item in answer.output if item.type == "message"]
         items = [item for each in messages for item in each.content[0].logprobs]
