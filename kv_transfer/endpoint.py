@@ -47,6 +47,7 @@ logger = logging.getLogger(__name__)
 MAX_TICK_S = 1.0
 LINK_THREAD_TIMEOUT_S = 5.0
 MAX_WINDOW = 4  # frames; more only fill buffers
+LENT_FRAME_BYTES = 256 << 20  # under a millisecond over NVLink
 LISTEN_LOCALLY = partial(GrpcWire, host="127.0.0.1")
 
 
@@ -88,7 +89,7 @@ class KvEndpoint:
             clock=clock,
             host=self._wire.host,
             timeout_s=config.timeout_s,
-            device=kv.device,
+            kv=kv,
             turns=Turns(Lock(), Lock()),
         )
         self._local = LocalRank(
@@ -97,6 +98,7 @@ class KvEndpoint:
             layout=layout,
             pieces=pieces,
             frame_bytes=config.frame_bytes,
+            lent_frame_bytes=LENT_FRAME_BYTES,
             window=min(MAX_WINDOW, config.staging_bytes // config.frame_bytes),
             timeout_s=config.timeout_s,
             clock=clock,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from kv_transfer.frame_queue import LinkId
 from kv_transfer.messages import Frame
-from kv_transfer.pieces import Payload
+from kv_transfer.payload import Payload
 from pdserve.core.request import HandoffId
 
 

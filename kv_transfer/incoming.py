@@ -8,7 +8,8 @@ import numpy as np
 
 from kv_transfer.commands import ExpectHandoff
 from kv_transfer.messages import Frame, checksum
-from kv_transfer.pieces import Payload, check_blocks
+from kv_transfer.payload import Payload
+from kv_transfer.pieces import check_blocks
 from kv_transfer.reshard import HeadSlice, PieceGrid
 from pdserve.core.errors import ChecksumError, TransferError
 

@@ -24,6 +24,7 @@ class LocalRank:
     layout: KvLayout
     pieces: Pieces
     frame_bytes: int  # payload of a frame, at most, unless one head of one piece is larger
+    lent_frame_bytes: int  # the same where nothing is staged
     window: int  # frames on a link that are not yet answered, at most
     timeout_s: float
     clock: Clock

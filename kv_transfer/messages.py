@@ -10,7 +10,8 @@
            <──────────────── Delivered | Rejected             in the blocks, or not and why
 
 Either side sends Heartbeats. PairOffer, Clear and Posting belong to links whose payloads go out of
-band (``transports/process_group.py``).
+band (``transports/pair_link.py``), CacheOffer to those whose receiver fetches them itself
+(``transports/pull_link.py``).
 """
 
 import struct
@@ -19,7 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kv_transfer.pieces import Payload
+from kv_transfer.payload import Payload
 from pdserve.core.kv_layout import KvLayout
 from pdserve.core.request import HandoffId
 
@@ -102,8 +103,31 @@ class Posting:
     parcel: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheOffer:
+    """Where the sender's cache can be read, and the leases on what it lends."""
+
+    memory: bytes  # what names the memory to another process
+    offset: int  # of block 0 within it
+    num_blocks: int
+    num_heads: int
+    block_size: int
+    block_stride_bytes: int
+    leases: str
+
+
 Body = (
-    Hello | Refused | Warm | Frame | Delivered | Rejected | Heartbeat | PairOffer | Clear | Posting
+    Hello
+    | Refused
+    | Warm
+    | Frame
+    | Delivered
+    | Rejected
+    | Heartbeat
+    | PairOffer
+    | Clear
+    | Posting
+    | CacheOffer
 )
 
 

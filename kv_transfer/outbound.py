@@ -12,8 +12,9 @@ from kv_transfer.commands import Peer
 from kv_transfer.frame_queue import LinkId
 from kv_transfer.local_rank import LocalRank, check_hello, check_rank
 from kv_transfer.messages import Frame, Heartbeat, Hello, Message, Refused, Warm, checksum
-from kv_transfer.pieces import Payload, in_host_memory
-from kv_transfer.transports.transport import Link
+from kv_transfer.outgoing import Outgoing
+from kv_transfer.payload import Payload, in_host_memory
+from kv_transfer.transports.transport import Link, Payloads
 from pdserve.core.errors import LinkDownError, TransferTimeoutError
 from pdserve.core.request import HandoffId
 
@@ -68,7 +69,7 @@ class OutboundLink:
                 check_hello(peer, hello)
                 check_rank(self.link_id.rank, hello)
                 self._phase = _Phase.WARMING
-                self._send(Message(Warm(), self._fit(self._blank())))
+                self._send(Message(Warm(), self._blank()))
             case _Phase.GREETING, Refused(message=reason):
                 raise LinkDownError(f"refused by the receiver: {reason}")
             case _Phase.WARMING, Warm():
@@ -78,10 +79,13 @@ class OutboundLink:
                 raise LinkDownError(f"unexpected {type(body).__name__} while {phase.name}")
         return self.is_up
 
-    def send_frame(self, handoff: HandoffId, pieces: range, heads: range, payload: Payload) -> int:
-        """Send a frame; returns its payload's bytes."""
-        payload = self._fit(payload)
+    def send_next(self, outgoing: Outgoing) -> int:
+        """Send the handoff's next frame over this link; returns its payload's bytes."""
+        pieces, heads = outgoing.next_frame(self.link_id)
+        first = self.heads.start
+        payload = self._take_up(outgoing, pieces, range(first + heads.start, first + heads.stop))
         seq, self._next_seq = self._next_seq, self._next_seq + 1
+        handoff = outgoing.handoff
         frame = Frame(
             seq=seq,
             handoff=handoff,
@@ -97,7 +101,14 @@ class OutboundLink:
         """The frame that an answer is for. Raises LinkDownError if there is none."""
         if (frame := self._in_flight.pop(seq, None)) is None:
             raise LinkDownError(f"an answer to frame {seq}, which was not sent or is answered")
+        self.link.take_back(seq)
         return frame
+
+    def take_back(self, handoff: HandoffId) -> None:
+        """The blocks of this handoff's frames may change from now on."""
+        for seq, frame in self._in_flight.items():
+            if frame.handoff == handoff:
+                self.link.take_back(seq)
 
     def heard(self) -> None:
         """Something came from the other side."""
@@ -121,8 +132,18 @@ class OutboundLink:
         self._spoke_s = self._local.clock.now_s()
         self.link.send(message)
 
-    def _blank(self) -> Payload:
-        return self._local.pieces.blank(self._local.frame_bytes)
+    def _blank(self) -> Payload | None:
+        if self.link.payloads is Payloads.LENT:
+            return None
+        return self._fit(self._local.pieces.blank(self._local.frame_bytes))
+
+    def _take_up(self, outgoing: Outgoing, pieces: range, heads: range) -> Payload:
+        """Copy the pieces out of the cache, or say where they are."""
+        if self.link.payloads is Payloads.LENT:
+            return outgoing.lend(pieces, heads)
+        payload = self._local.pieces.gather(outgoing.blocks, pieces, heads, unit=outgoing.unit)
+        return self._fit(payload)
 
     def _fit(self, payload: Payload) -> Payload:
-        return payload if self.link.is_on_device else in_host_memory(payload)
+        on_device = self.link.payloads is Payloads.ON_DEVICE
+        return payload if on_device else in_host_memory(payload)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from kv_transfer.commands import PushTokens
 from kv_transfer.frame_queue import LinkId
+from kv_transfer.payload import Lent
 from kv_transfer.pieces import check_blocks
 from kv_transfer.reshard import PieceGrid
 from pdserve.core.errors import TransferError
@@ -100,6 +101,17 @@ class Outgoing:
         cursor.head = heads.stop % cursor.num_heads
         cursor.piece = pieces.stop if not cursor.head else pieces.start
         return pieces, heads
+
+    def lend(self, pieces: range, heads: range) -> Lent:
+        """Where the pieces of ``heads`` of this rank are."""
+        per_block = self._grid.pieces_per_block
+        first, last = pieces.start // per_block, -(-pieces.stop // per_block)
+        return Lent(
+            blocks=self.blocks[first:last],
+            first_piece=pieces.start % per_block,
+            first_head=heads.start,
+            num_bytes=len(pieces) * len(heads) * self._cutter.cell_bytes,
+        )
 
     def delivered(self, num_bytes: int) -> None:
         """A frame is in the receiver's blocks."""

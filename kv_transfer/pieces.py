@@ -1,27 +1,28 @@
 """Copies pieces of blocks between a rank's KV cache and flat payloads, many pieces in one call.
 
 A payload is the bytes of ``[P, H, L, 2, u, D]`` (pieces, heads, layers, k/v, tokens of a piece,
-head size). Owns the views of the cache; knows neither handoffs nor links. A copy is over when the
-call returns.
+head size), or says where in another rank's cache they are. Owns the views of the cache; knows
+neither handoffs nor links. A copy is over when the call returns.
 
 ``HostPieces`` indexes with numpy: a torch index over that many bytes opens a parallel region, and
-on a loaded host that waits for the compute threads (measured: 0.1 ms became 28 ms).
-``DevicePieces`` is plain torch.
+on a loaded host that waits for the compute threads (measured: 0.1 ms became 28 ms). On a GPU one
+kernel does it (``device_pieces.py``).
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Protocol
+import ctypes
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from kv_transfer.payload import Borrowed, Bytes, Payload, RemoteCache, in_host_memory
 from pdserve.core.errors import InternalError, TransferError
 from pdserve.core.kv_layout import BlockId, KvLayout
 
-Bytes = npt.NDArray[np.uint8]
-Payload = Bytes | torch.Tensor  # flat, uint8, contiguous; a tensor is on the cache's device
+DEVICE_PIECES = "kv_transfer.device_pieces", "DevicePieces"
 
 TORCH_DTYPES = {
     "float32": torch.float32,
@@ -35,6 +36,9 @@ class Pieces(Protocol):
 
     num_blocks: int
 
+    def warm_up(self, unit: int) -> None:
+        """Get everything ready that copying pieces of ``unit`` tokens needs."""
+
     def blank(self, num_bytes: int) -> Payload:
         """A payload of zeros, for warming links."""
 
@@ -46,12 +50,10 @@ class Pieces(Protocol):
     def scatter(
         self, payload: Payload, blocks: Sequence[BlockId], pieces: range, heads: range, *, unit: int
     ) -> None:
-        """Copy a payload into the cache."""
+        """Copy a payload into the cache.
 
-
-def in_host_memory(payload: Payload) -> Bytes:
-    """The payload as an array, copied if it is on a device."""
-    return payload if isinstance(payload, np.ndarray) else payload.cpu().numpy()
+        Raises TransferError if it lies outside its sender's cache.
+        """
 
 
 def open_pieces(kv: torch.Tensor, layout: KvLayout) -> Pieces:
@@ -60,7 +62,10 @@ def open_pieces(kv: torch.Tensor, layout: KvLayout) -> Pieces:
     Raises InternalError if the tensor is not what the layout says.
     """
     _check(kv, layout)
-    return HostPieces(kv) if kv.device.type == "cpu" else DevicePieces(kv)
+    if kv.device.type == "cpu":
+        return HostPieces(kv)
+    module, name = DEVICE_PIECES
+    return cast("Callable[[torch.Tensor], Pieces]", getattr(import_module(module), name))(kv)
 
 
 def check_blocks(blocks: Sequence[BlockId], num_blocks: int) -> None:
@@ -76,86 +81,61 @@ class HostPieces:
         self.num_blocks = kv.shape[0]
         self._kv: Bytes = kv.view(torch.uint8).numpy()  # [N, Hkv, L, 2, B, D·bytes]
 
+    def warm_up(self, unit: int) -> None:
+        """Nothing is compiled here."""
+
     def blank(self, num_bytes: int) -> Payload:
         return np.zeros(num_bytes, np.uint8)
 
     def gather(
         self, blocks: Sequence[BlockId], pieces: range, heads: range, *, unit: int
     ) -> Payload:
-        where = _index(blocks, pieces, self._kv.shape[4] // unit)
-        return np.ascontiguousarray(self._view(heads, unit)[where]).reshape(-1)
+        return _gather(self._kv, blocks, pieces, heads, unit)
 
     def scatter(
         self, payload: Payload, blocks: Sequence[BlockId], pieces: range, heads: range, *, unit: int
     ) -> None:
-        view = self._view(heads, unit)
-        where = _index(blocks, pieces, self._kv.shape[4] // unit)
-        view[where] = in_host_memory(payload).reshape(len(pieces), *view.shape[2:])
+        view = _view(self._kv, heads, unit)
+        where = piece_index(blocks, pieces, self._kv.shape[4] // unit)
+        data = self._fetch(payload, len(pieces), len(heads), unit)
+        view[where] = data.reshape(len(pieces), *view.shape[2:])
 
-    def _view(self, heads: range, unit: int) -> Bytes:
-        """``[N, pieces of a block, H, L, 2, u·D·bytes]``, sharing the cache's memory."""
-        num_blocks, num_heads, num_layers, two, block_size, row = self._kv.shape
-        shape = (num_blocks, num_heads, num_layers, two, block_size // unit, unit * row)
-        view = self._kv.reshape(shape).transpose(0, 4, 1, 2, 3, 5)
-        assert np.may_share_memory(view, self._kv), "reshape made a copy"
-        return view[:, :, heads.start : heads.stop]
+    def _fetch(self, payload: Payload, num_pieces: int, num_heads: int, unit: int) -> Bytes:
+        if not isinstance(payload, Borrowed):
+            return in_host_memory(payload)
+        payload.check(num_pieces, num_heads, unit)
+        lent = payload.lent
+        pieces = range(lent.first_piece, lent.first_piece + num_pieces)
+        heads = range(lent.first_head, lent.first_head + num_heads)
+        return _gather(self._mapped(payload.cache), lent.blocks, pieces, heads, unit)
 
-
-class DevicePieces:
-    """A cache anywhere torch can index; copies run on a stream of their own."""
-
-    def __init__(self, kv: torch.Tensor) -> None:
-        self.num_blocks = kv.shape[0]
-        self._kv = kv
-        self._stream: torch.cuda.Stream | None = None
-        if kv.device.type == "cuda":
-            self._stream = torch.cuda.Stream(kv.device)  # type: ignore[no-untyped-call]
-
-    def blank(self, num_bytes: int) -> Payload:
-        with self._copying():
-            return torch.zeros(num_bytes, dtype=torch.uint8, device=self._kv.device)
-
-    def gather(
-        self, blocks: Sequence[BlockId], pieces: range, heads: range, *, unit: int
-    ) -> Payload:
-        with self._copying():
-            data = self._view(heads, unit)[self._where(blocks, pieces, unit)]
-            return data.contiguous().view(-1).view(torch.uint8)
-
-    def scatter(
-        self, payload: Payload, blocks: Sequence[BlockId], pieces: range, heads: range, *, unit: int
-    ) -> None:
-        with self._copying():
-            view = self._view(heads, unit)
-            data = torch.from_numpy(payload.copy()) if isinstance(payload, np.ndarray) else payload
-            data = data.to(self._kv.device).view(self._kv.dtype)
-            where = self._where(blocks, pieces, unit)
-            view[where] = data.view(len(pieces), *view.shape[2:])
-
-    def _view(self, heads: range, unit: int) -> torch.Tensor:
-        """``[N, pieces of a block, H, L, 2, u, D]``."""
-        cut = self._kv.view(*self._kv.shape[:4], -1, unit, self._kv.shape[5])
-        cut = cut.permute(0, 4, 1, 2, 3, 5, 6)
-        return cut[:, :, heads.start : heads.stop]
-
-    def _where(
-        self, blocks: Sequence[BlockId], pieces: range, unit: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        index, within = _index(blocks, pieces, self._kv.shape[4] // unit)
-        device = self._kv.device
-        return torch.from_numpy(index).to(device), torch.from_numpy(within).to(device)
-
-    @contextmanager
-    def _copying(self) -> Iterator[None]:
-        if self._stream is None:
-            yield
-            return
-        with torch.cuda.stream(self._stream):
-            yield
-        self._stream.synchronize()  # sync: the front may reuse the blocks, links send the payload
+    def _mapped(self, cache: RemoteCache) -> Bytes:
+        """``[N, Hkv, L, 2, B, D·bytes]`` of a cache that this process can read."""
+        num_layers, row = self._kv.shape[2], self._kv.shape[5]
+        head = num_layers * 2 * cache.block_size * row
+        shape = (cache.num_blocks, cache.num_heads, num_layers, 2, cache.block_size, row)
+        size = (cache.num_blocks - 1) * cache.block_stride_bytes + cache.num_heads * head
+        memory = np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(cache.address))
+        plane = cache.block_size * row
+        strides = (cache.block_stride_bytes, head, 2 * plane, plane, row, 1)
+        return np.lib.stride_tricks.as_strided(memory, shape, strides, writeable=False)
 
 
-def _index(
+def _gather(kv: Bytes, blocks: Sequence[BlockId], pieces: range, heads: range, unit: int) -> Bytes:
+    where = piece_index(blocks, pieces, kv.shape[4] // unit)
+    return np.ascontiguousarray(_view(kv, heads, unit)[where]).reshape(-1)
+
+
+def _view(kv: Bytes, heads: range, unit: int) -> Bytes:
+    """``[N, pieces of a block, H, L, 2, u·D·bytes]``, sharing the cache's memory."""
+    num_blocks, num_heads, num_layers, two, block_size, row = kv.shape
+    shape = (num_blocks, num_heads, num_layers, two, block_size // unit, unit * row)
+    view = kv.reshape(shape).transpose(0, 4, 1, 2, 3, 5)
+    assert np.may_share_memory(view, kv), "reshape made a copy"
+    return view[:, :, heads.start : heads.stop]
+
+
+def piece_index(
     blocks: Sequence[BlockId], pieces: range, pieces_per_block: int
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Block and piece within the block, of each piece."""

@@ -24,7 +24,7 @@ from kv_transfer.incoming import Incoming
 from kv_transfer.lobby import Lobby
 from kv_transfer.local_rank import LocalRank, check_hello
 from kv_transfer.messages import Frame, Heartbeat, Hello, Message
-from kv_transfer.pieces import Payload
+from kv_transfer.payload import Borrowed, Payload
 from kv_transfer.reshard import (
     HeadSlice,
     PieceGrid,
@@ -92,7 +92,9 @@ class Receiver:
             for part in head_slices(peer.layout, layout)
             if part.receiver_rank == self._local.rank
         }
-        self._peers[peer.peer_id] = _Peer(peer, exchange_unit(peer.layout, layout), slices)
+        unit = exchange_unit(peer.layout, layout)
+        self._local.pieces.warm_up(unit)
+        self._peers[peer.peer_id] = _Peer(peer, unit, slices)
         self._welcome(peer.peer_id)
 
     def close_peer(self, peer_id: str, error: PdserveError) -> None:
@@ -244,18 +246,26 @@ class Receiver:
             inbound.reject(frame.seq, TransferError("the handoff is expected from another node"))
             return
         try:
-            heads = incoming.check(sender_rank, frame, payload)
+            self._write(incoming, sender_rank, frame, payload)
         except TransferError as error:
             inbound.reject(frame.seq, error)
             self._fail(frame.handoff, error)
             return
+        incoming.received(sender_rank, frame)
+        inbound.deliver(frame.seq)
+        self._settle_if_done(incoming)
+
+    def _write(
+        self, incoming: Incoming, sender_rank: int, frame: Frame, payload: Payload | None
+    ) -> None:
+        """Raises TransferError if the frame is wrong, or its bytes are not what was sent."""
+        heads = incoming.check(sender_rank, frame, payload)
         assert payload is not None
         self._local.pieces.scatter(
             payload, incoming.blocks, frame.pieces, heads, unit=incoming.unit
         )
-        incoming.received(sender_rank, frame)
-        inbound.deliver(frame.seq)
-        self._settle_if_done(incoming)
+        if isinstance(payload, Borrowed):
+            payload.check_valid()
 
     def _hold_or_reject(self, inbound: InboundLink, frame: Frame, payload: Payload | None) -> None:
         if (end := self._settled.end_of(frame.handoff)) is not None:

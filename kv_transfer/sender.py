@@ -1,7 +1,9 @@
 """The sending side of a rank's endpoint: peers to send to, their links, handoffs on the way out.
 
 Runs in the endpoint's one thread, so a block is read only inside ``send_next``: what is cancelled
-between two calls is drained. Frames of all handoffs share the links in the order of ``FrameQueue``.
+between two calls is drained. Where blocks are lent instead, they are taken back then: what the
+receiver copies after that it drops. Frames of all handoffs share the links in the order of
+``FrameQueue``.
 """
 
 import logging
@@ -31,7 +33,7 @@ from kv_transfer.reshard import (
 )
 from kv_transfer.settled import Settled, failure
 from kv_transfer.transports.load import load_link
-from kv_transfer.transports.transport import Closed, Opened, Stream, StreamEvent
+from kv_transfer.transports.transport import Closed, Opened, Payloads, Stream, StreamEvent
 from pdserve.core.errors import (
     ConfigError,
     HandshakeError,
@@ -53,6 +55,11 @@ class _Peer:
     peer: Peer
     unit: int
     links: dict[LinkId, OutboundLink]
+
+    def frame_bytes(self, local: LocalRank) -> int:
+        """All links of a peer are of one transport."""
+        is_lent = any(x.link.payloads is Payloads.LENT for x in self.links.values())
+        return local.lent_frame_bytes if is_lent else local.frame_bytes
 
 
 class Sender:
@@ -113,7 +120,7 @@ class Sender:
         self._settle_if_done(outgoing)
 
     def cancel(self, cancel: CancelSend) -> None:
-        """No block is read outside ``send_next``: it is drained at once, known or not."""
+        """No block is read outside ``send_next`` or lent after this: it is drained at once."""
         self._forget(cancel.handoff, "was cancelled by its front")
         self._local.events.put(SendDrained(handoff=cancel.handoff))
 
@@ -139,16 +146,8 @@ class Sender:
         flow = self._queue.choose(has_room) if has_room else None
         if flow is None:
             return False
-        outgoing, outbound = self._handoffs[flow.handoff], self._links[flow.link]
-        pieces, heads = outgoing.next_frame(flow.link)
-        first = outbound.heads.start
-        payload = self._local.pieces.gather(
-            outgoing.blocks,
-            pieces,
-            range(first + heads.start, first + heads.stop),
-            unit=outgoing.unit,
-        )
-        self._queue.sent(flow, outbound.send_frame(flow.handoff, pieces, heads, payload))
+        num_bytes = self._links[flow.link].send_next(self._handoffs[flow.handoff])
+        self._queue.sent(flow, num_bytes)
         return True
 
     def tend(self, now_s: float) -> None:
@@ -173,6 +172,7 @@ class Sender:
             )
         make_link = load_link(peer.transport)
         dialled = _Peer(peer, exchange_unit(local.layout, peer.layout), {})
+        local.pieces.warm_up(dialled.unit)
         for part in head_slices(local.layout, peer.layout):
             if part.sender_rank != local.rank:
                 continue
@@ -219,7 +219,7 @@ class Sender:
             first,
             {link_id: len(outbound.heads) for link_id, outbound in connected.links.items()},
             grid=PieceGrid(unit, layout.block_size),
-            cutter=FrameCutter(cell_bytes(layout, unit), self._local.frame_bytes),
+            cutter=FrameCutter(cell_bytes(layout, unit), connected.frame_bytes(self._local)),
         )
         self._handoffs[first.handoff] = outgoing
         return outgoing
@@ -242,6 +242,8 @@ class Sender:
 
     def _forget(self, handoff: HandoffId, end: str) -> None:
         self._handoffs.pop(handoff, None)
+        for outbound in self._links.values():
+            outbound.take_back(handoff)
         self._queue.remove(handoff)
         self._settled.add(handoff, end)
 

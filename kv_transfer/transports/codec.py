@@ -11,6 +11,7 @@ from google.protobuf.message import DecodeError
 from kv_transfer.messages import (
     Announced,
     Body,
+    CacheOffer,
     Clear,
     Delivered,
     Frame,
@@ -23,9 +24,9 @@ from kv_transfer.messages import (
     Rejected,
     Warm,
 )
-from kv_transfer.pieces import Bytes
+from kv_transfer.payload import Bytes, Lent
 from pdserve.core.errors import ConfigError, LinkDownError
-from pdserve.core.kv_layout import KvLayout
+from pdserve.core.kv_layout import BlockId, KvLayout
 from pdserve.rpc import convert
 from pdserve.rpc.v1.kv_transfer_pb2 import LinkMessage
 
@@ -40,11 +41,13 @@ def encode(message: Message) -> bytes:
     if (announced := message.announced) is not None:
         wire.announced.parcel = announced.parcel
         wire.announced.num_bytes = announced.num_bytes
-    head = wire.SerializeToString()
-    if message.payload is None:
-        return head
-    assert isinstance(message.payload, np.ndarray), "only arrays in host memory travel inside"
     payload = message.payload
+    if isinstance(payload, Lent):
+        wire.lent.CopyFrom(_lent_to_wire(payload))
+    head = wire.SerializeToString()
+    if payload is None or isinstance(payload, Lent):
+        return head
+    assert isinstance(payload, np.ndarray), "only arrays in host memory travel inside"
     return b"".join((head, bytes([PAYLOAD_TAG]), _write_varint(payload.nbytes), payload.data))
 
 
@@ -56,6 +59,8 @@ def decode(raw: bytes) -> Message:
         announced = None
         if wire.HasField("announced"):
             announced = Announced(wire.announced.parcel, wire.announced.num_bytes)
+        if wire.HasField("lent"):
+            return Message(_body(wire), _lent_from_wire(wire.lent), announced)
         return Message(_body(wire), payload, announced)
     except (DecodeError, IndexError, ValueError, ConfigError, UnicodeDecodeError) as error:
         raise LinkDownError(f"malformed message: {error!r}") from error
@@ -77,6 +82,8 @@ def _fill(wire: LinkMessage, body: Body) -> None:
             wire.refused.CopyFrom(LinkMessage.Refused(kind=kind, message=message))
         case Warm():
             wire.warm.SetInParent()
+        case CacheOffer():
+            wire.cache_offer.CopyFrom(_offer_to_wire(body))
         case PairOffer() | Clear() | Posting():
             _fill_pair(wire, body)
 
@@ -109,11 +116,13 @@ def _body(wire: LinkMessage) -> Body:
         case "warm":
             return Warm()
         case other:
-            return _pair_body(wire, other)
+            return _out_of_band_body(wire, other)
 
 
-def _pair_body(wire: LinkMessage, name: str | None) -> Body:
+def _out_of_band_body(wire: LinkMessage, name: str | None) -> Body:
     match name:
+        case "cache_offer":
+            return _offer_from_wire(wire.cache_offer)
         case "pair_offer":
             return PairOffer(wire.pair_offer.host, wire.pair_offer.port)
         case "clear":
@@ -142,6 +151,48 @@ def _frame_from_wire(frame: LinkMessage.Frame) -> Frame:
         pieces=range(frame.first_piece, frame.first_piece + frame.num_pieces),
         heads=range(frame.first_head, frame.first_head + frame.num_heads),
         checksum=frame.checksum if frame.HasField("checksum") else None,
+    )
+
+
+def _offer_to_wire(offer: CacheOffer) -> LinkMessage.CacheOffer:
+    return LinkMessage.CacheOffer(
+        memory=offer.memory,
+        offset=offer.offset,
+        num_blocks=offer.num_blocks,
+        num_heads=offer.num_heads,
+        block_size=offer.block_size,
+        block_stride_bytes=offer.block_stride_bytes,
+        leases=offer.leases,
+    )
+
+
+def _offer_from_wire(offer: LinkMessage.CacheOffer) -> CacheOffer:
+    return CacheOffer(
+        memory=offer.memory,
+        offset=offer.offset,
+        num_blocks=offer.num_blocks,
+        num_heads=offer.num_heads,
+        block_size=offer.block_size,
+        block_stride_bytes=offer.block_stride_bytes,
+        leases=offer.leases,
+    )
+
+
+def _lent_to_wire(lent: Lent) -> LinkMessage.Lent:
+    return LinkMessage.Lent(
+        blocks=lent.blocks,
+        first_piece=lent.first_piece,
+        first_head=lent.first_head,
+        num_bytes=lent.num_bytes,
+    )
+
+
+def _lent_from_wire(lent: LinkMessage.Lent) -> Lent:
+    return Lent(
+        blocks=tuple(map(BlockId, lent.blocks)),
+        first_piece=lent.first_piece,
+        first_head=lent.first_head,
+        num_bytes=lent.num_bytes,
     )
 
 

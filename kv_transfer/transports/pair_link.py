@@ -19,9 +19,16 @@ from typing import TypeVar
 import torch
 
 from kv_transfer.messages import Announced, Clear, Message, PairOffer, Posting
-from kv_transfer.pieces import Payload
+from kv_transfer.payload import Borrowed, Lent, Payload
 from kv_transfer.transports.pair import MakeGroup, Pair, Receive, Send
-from kv_transfer.transports.transport import Arrived, LinkSetting, PairMet, PayloadCame, Stream
+from kv_transfer.transports.transport import (
+    Arrived,
+    LinkSetting,
+    PairMet,
+    PayloadCame,
+    Payloads,
+    Stream,
+)
 from pdserve.core.errors import LinkDownError
 
 MAX_PARCEL_BYTES = 64 << 20
@@ -35,11 +42,13 @@ class PairLink:
     def __init__(
         self, stream: Stream, setting: LinkSetting, make_group: MakeGroup, device: torch.device
     ) -> None:
-        self.is_on_device = device.type != "cpu"
+        self.payloads = Payloads.ON_DEVICE
+        if device.type == "cpu":
+            self.payloads = Payloads.IN_HOST_MEMORY
         self._stream = stream
         self._device = device
         self._memory_stream: torch.cuda.Stream | None = None
-        if self.is_on_device:
+        if self.payloads is Payloads.ON_DEVICE:
             self._memory_stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._pair = Pair(stream, setting, make_group)
         self._has_begun = False
@@ -57,11 +66,15 @@ class PairLink:
         self._outgoing[parcel] = _as_tensor(payload)
         self._stream.send(Message(message.body, announced=Announced(parcel, len(payload))))
 
+    def take_back(self, seq: int) -> None:
+        """Nothing is lent: what was sent is a copy."""
+
     def on(self, event: Arrived | PairMet | PayloadCame) -> Message | None:
         match event:
             case PayloadCame(parcel=parcel):
                 message, data = self._posted.pop(parcel)
-                return Message(message.body, data if self.is_on_device else data.numpy())
+                on_device = self.payloads is Payloads.ON_DEVICE
+                return Message(message.body, data if on_device else data.numpy())
             case PairMet():
                 self._has_met = True
                 self._clear(self._announced)
@@ -134,6 +147,7 @@ def _pop(parcels: dict[int, T], parcel: int) -> T:
 
 
 def _as_tensor(payload: Payload) -> torch.Tensor:
+    assert not isinstance(payload, Lent | Borrowed), "nothing is lent here"
     if isinstance(payload, torch.Tensor):
         return payload
     return torch.from_numpy(payload if payload.flags.writeable else payload.copy())

@@ -49,11 +49,11 @@ class NcclGroup:
     """Two GPUs, whose connection is made by the first operation."""
 
     def __init__(self, store: Store, rank: int, setting: LinkSetting) -> None:
-        torch.cuda.set_device(setting.device)  # of this thread, which makes all calls but abort
+        torch.cuda.set_device(setting.kv.device)  # of this thread, which makes all calls but abort
         options = _C10D.ProcessGroupNCCL.Options()
         options._timeout = timedelta(seconds=2 * setting.timeout_s)
         self._group: _TorchGroup = _C10D.ProcessGroupNCCL(store, rank, 2, options)
-        self._stream = torch.cuda.Stream(setting.device)  # type: ignore[no-untyped-call]
+        self._stream = torch.cuda.Stream(setting.kv.device)  # type: ignore[no-untyped-call]
 
     def send(self, data: torch.Tensor, other: int) -> None:
         with torch.cuda.stream(self._stream):
@@ -76,4 +76,4 @@ def gloo_link(stream: Stream, setting: LinkSetting) -> PairLink:
 
 def nccl_link(stream: Stream, setting: LinkSetting) -> PairLink:
     """Payloads from GPU to GPU."""
-    return PairLink(stream, setting, NcclGroup, setting.device)
+    return PairLink(stream, setting, NcclGroup, setting.kv.device)

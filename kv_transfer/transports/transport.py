@@ -4,11 +4,12 @@
 
 A ``Wire`` (gRPC, or loopback in tests) makes ordered, reliable streams between two ranks and puts
 what happens on them into one queue. A ``Link`` is what a transport's name stands for: payloads
-inside the messages, or out of band through a process group. Streams and wires may have threads;
-all methods of links are called by the one thread that reads the queue.
+inside the messages, out of band through a process group, or fetched by the receiver. Streams and
+wires may have threads; all methods of links are called by the one thread that reads the queue.
 """
 
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from queue import SimpleQueue
 from threading import Lock, Thread
 from typing import Protocol
@@ -114,20 +115,30 @@ class LinkSetting:
     clock: Clock
     host: str
     timeout_s: float
-    device: torch.device
+    kv: torch.Tensor  # the rank's cache
     turns: Turns
     threads: set[Thread] = field(default_factory=set)  # that links have running, to be waited for
+
+
+class Payloads(Enum):
+    """What a link takes along with a frame."""
+
+    IN_HOST_MEMORY = auto()
+    ON_DEVICE = auto()  # tensors where the cache is
+    LENT = auto()  # the word where they are: the receiver fetches them
 
 
 class Link(Protocol):
     """Carries messages with payloads over one stream."""
 
     @property
-    def is_on_device(self) -> bool:
-        """True: payloads are tensors on the cache's device; else arrays in host memory."""
+    def payloads(self) -> Payloads: ...
 
     def send(self, message: Message) -> None:
         """Never waits."""
+
+    def take_back(self, seq: int) -> None:
+        """The blocks of this frame may change from now on."""
 
     def on(self, event: Arrived | PairMet | PayloadCame) -> Message | None:
         """What has now arrived as a whole. Raises LinkDownError if the event makes no sense."""
@@ -136,4 +147,7 @@ class Link(Protocol):
         """Raises TransferTimeoutError if an operation is overdue."""
 
     def close(self) -> None:
-        """Drop link and stream at once; what is under way is aborted. May be called again."""
+        """Drop link and stream at once; what is under way is aborted, what is lent taken back.
+
+        May be called again.
+        """

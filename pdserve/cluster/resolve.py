@@ -6,6 +6,7 @@ and every check that needs them. Knows no process and no Ray.
 """
 
 import difflib
+import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -15,6 +16,8 @@ from pdserve.core.kv_layout import KvLayout
 from pdserve.core.model_spec import ModelSpec
 from pdserve.core.node import NodeSpec, Role
 from pdserve.engine.attention import ATTENTION_BACKENDS
+
+logger = logging.getLogger(__name__)
 
 DEPTH = {"cpu": 1, "cuda": 2}  # steps in flight
 FRONT_CPUS = 1.0  # what a front, and the router, ask Ray for
@@ -106,7 +109,7 @@ def resolve(config: ClusterConfig, model: ModelSpec, hardware: Hardware) -> Reso
         config=config,
         model=model,
         nodes=nodes,
-        transport=_transport(config, nodes),
+        transport=_transport(config, nodes, hardware),
         max_model_len=_max_model_len(config, model),
     )
 
@@ -247,13 +250,27 @@ def _check_local_prefill(config: ClusterConfig) -> None:
         )
 
 
-def _transport(config: ClusterConfig, nodes: tuple[NodePlan, ...]) -> str:
-    devices = {plan.device for plan in nodes}
+def _transport(config: ClusterConfig, nodes: tuple[NodePlan, ...], hardware: Hardware) -> str:
+    """What carries KV. Any two nodes may meet, so it is one for all of them."""
+    all_gpus = {plan.device for plan in nodes} == {"cuda"}
+    is_one_host = hardware.num_hosts == 1
     asked = config.kv_transfer.transport
     if asked == "auto":
-        return "nccl" if devices == {"cuda"} else "grpc"
-    if asked == "nccl" and devices != {"cuda"}:
-        raise ConfigError("kv_transfer.transport: nccl needs GPUs on both sides; use grpc or gloo")
+        best_on_gpus = "cuda_ipc" if is_one_host else "nccl"
+        chosen = best_on_gpus if all_gpus else "grpc"
+        where = "GPUs" if all_gpus else "not all GPUs"
+        num_hosts = hardware.num_hosts
+        logger.info("kv_transfer.transport: %s (%s, hosts: %d)", chosen, where, num_hosts)
+        return chosen
+    if asked in ("nccl", "cuda_ipc") and not all_gpus:
+        raise ConfigError(
+            f"kv_transfer.transport: {asked} needs GPUs on both sides; use grpc or gloo"
+        )
+    if asked == "cuda_ipc" and not is_one_host:
+        raise ConfigError(
+            f"kv_transfer.transport: cuda_ipc works within one host, there are "
+            f"{hardware.num_hosts}; use nccl"
+        )
     return asked
 
 

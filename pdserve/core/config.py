@@ -173,13 +173,14 @@ class KvCacheConfig:
 class KvTransferConfig:
     """How KV moves between nodes."""
 
-    transport: str = "auto"  # auto, grpc, gloo, nccl
+    transport: str = "auto"  # auto, grpc, gloo, nccl, cuda_ipc
     frame_bytes: int = 2 << 20  # payload of one message; 1 to 4 MiB is fastest over gRPC
     staging_bytes: int = 16 << 20  # per link and direction, process-group transports
     timeout_s: float = 30.0  # for one operation; then the pair is closed and remade
 
     def __post_init__(self) -> None:
-        _one_of("kv_transfer.transport", self.transport, ("auto", "grpc", "gloo", "nccl"))
+        known = "auto", "grpc", "gloo", "nccl", "cuda_ipc"
+        _one_of("kv_transfer.transport", self.transport, known)
         if not 1 << 16 <= self.frame_bytes <= 16 << 20:
             raise ConfigError(
                 f"kv_transfer.frame_bytes: got {self.frame_bytes}, allowed are 65536 to 16777216"

@@ -2,6 +2,7 @@
 refused by the key's name.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -50,11 +51,29 @@ def test_defaults_are_one_node_of_each_kind_on_the_cpu() -> None:
     assert (cluster.transport, cluster.max_model_len) == ("grpc", 8192)
 
 
-def test_ranks_with_gpus_run_on_them_two_steps_deep_and_move_kv_by_nccl() -> None:
-    cluster = resolved({"prefill": ON_GPUS, "decode": ON_GPUS}, GPU_HOST)
-    specs = [cluster.node_spec(plan, "i", "127.0.0.1") for plan in cluster.nodes]
+@pytest.mark.parametrize(("num_hosts", "transport"), [(1, "cuda_ipc"), (2, "nccl")])
+def test_ranks_with_gpus_run_on_them_two_steps_deep_and_move_kv_from_gpu_to_gpu(
+    num_hosts: int, transport: str
+) -> None:
+    hardware = replace(GPU_HOST, num_hosts=num_hosts)
+    cluster = resolved(
+        {"prefill": ON_GPUS, "decode": ON_GPUS, "network": {"host": "10.0.0.1"}}, hardware
+    )
+    specs = [cluster.node_spec(plan, "i", "10.0.0.1") for plan in cluster.nodes]
     assert [plan.device for plan in cluster.nodes] == ["cuda", "cuda"]
-    assert [(spec.depth, spec.transport) for spec in specs] == [(2, "nccl"), (2, "nccl")]
+    assert [(spec.depth, spec.transport) for spec in specs] == [(2, transport)] * 2
+
+
+def test_cuda_ipc_is_for_one_host() -> None:
+    data = {
+        "prefill": ON_GPUS,
+        "decode": ON_GPUS,
+        "network": {"host": "10.0.0.1"},
+        "kv_transfer": {"transport": "cuda_ipc"},
+    }
+    assert resolved(data, GPU_HOST).transport == "cuda_ipc"
+    with pytest.raises(ConfigError, match="cuda_ipc works within one host, there are 2; use nccl"):
+        resolved(data, replace(GPU_HOST, num_hosts=2))
 
 
 def test_unlike_devices_move_kv_by_grpc() -> None:
@@ -88,6 +107,7 @@ def test_a_cluster_needs_cpus_for_ranks_fronts_and_router() -> None:
         ({"decode": {"kv_cache_bytes": 1000}}, "decode.kv_cache_bytes: 1000 hold no .* 737280"),
         ({"model": {"max_model_len": 9000}}, "model.max_model_len: got 9000, .* 8192"),
         ({"kv_transfer": {"transport": "nccl"}}, "kv_transfer.transport: nccl needs GPUs"),
+        ({"kv_transfer": {"transport": "cuda_ipc"}}, "kv_transfer.transport: cuda_ipc needs GPUs"),
         ({"prefill": {"device": "cuda"}}, "prefill.device: cuda needs prefill.resources.num_gpus"),
         ({"decode": {"device": "cpu", **ON_GPUS}}, "decode.device: cpu, but"),
         ({"decode": {"resources": {"num_gpus": 2}}}, "raise decode.tensor_parallel_size"),

@@ -46,7 +46,7 @@ BAD_VALUES = [
     ("decode", "headroom_tokens", -1, "0 and more"),
     ("kv_cache", "dtype", "fp8", "auto, float32, bfloat16, float16"),
     ("kv_cache", "block_size", 0, "1 and more"),
-    ("kv_transfer", "transport", "ncl", "auto, grpc, gloo, nccl; did you mean nccl?"),
+    ("kv_transfer", "transport", "ncl", "auto, grpc, gloo, nccl, cuda_ipc; did you mean nccl?"),
     ("kv_transfer", "frame_bytes", 1000, "65536 to 16777216"),
     ("kv_transfer", "frame_bytes", 1 << 25, "65536 to 16777216"),
     ("kv_transfer", "staging_bytes", 1 << 20, "2097152 and more"),

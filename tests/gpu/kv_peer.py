@@ -1,10 +1,11 @@
 """A KV node in a process of its own, on a GPU of its own, that may die or stop at a chosen moment.
 
-    python -m tests.gpu.kv_peer PEER_ID DEVICE [SIGNAL OPERATION]
+    python -m tests.gpu.kv_peer PEER_ID TRANSPORT DEVICE [SIGNAL OPERATION]
 
 It reads commands, one a line, and prints ``ready ADDRESS`` and then the name of each event. With a
 SIGNAL it sends that to itself in place of the OPERATION-th call of its process group; call 0 is the
-group's making, 1 and 2 warm both directions up, later ones carry frames.
+group's making, 1 and 2 warm both directions up, later ones carry frames. With cuda_ipc: in place of
+the OPERATION-th offer, warming or frame of its link.
 """
 
 import os
@@ -16,10 +17,18 @@ import torch
 from torch._C._distributed_c10d import Store
 
 from kv_transfer.commands import AcceptPeer, ConnectPeer, ExpectHandoff, Peer, PushTokens
+from kv_transfer.messages import CacheOffer, Frame, Message, Warm
 from kv_transfer.transports import TRANSPORTS
 from kv_transfer.transports.pair_link import PairLink
 from kv_transfer.transports.process_group import NcclGroup
-from kv_transfer.transports.transport import LinkSetting, Stream
+from kv_transfer.transports.pull_link import cuda_ipc_link
+from kv_transfer.transports.transport import (
+    Arrived,
+    LinkSetting,
+    PairMet,
+    PayloadCame,
+    Stream,
+)
 from pdserve.core.environment import set_up_gpu_rank
 from tests.gpu.transfers import CONFIG, LAYOUT, NUM_BLOCKS, NUM_TOKENS, TABLE, kv_of
 from tests.kv_transfer.nodes import Node, World, handoff
@@ -45,29 +54,68 @@ class MortalGroup:
         self._group.abort()
 
     def _count(self) -> None:
-        _, _, _, *fate = sys.argv
-        if fate and self._calls == int(fate[1]):
-            os.kill(os.getpid(), signal.Signals[fate[0]])
+        die_at(self._calls)
         self._calls += 1
 
 
-def mortal_link(stream: Stream, setting: LinkSetting) -> PairLink:
-    return PairLink(stream, setting, MortalGroup, setting.device)
+class MortalLink:
+    """A link whose receiver fetches, until the chosen operation."""
+
+    def __init__(self, stream: Stream, setting: LinkSetting) -> None:
+        self._link = cuda_ipc_link(stream, setting)
+        self._operations = 0
+        self.payloads = self._link.payloads
+
+    def send(self, message: Message) -> None:
+        if isinstance(message.body, Frame | Warm):
+            self._count()
+        self._link.send(message)
+
+    def take_back(self, seq: int) -> None:
+        self._link.take_back(seq)
+
+    def on(self, event: Arrived | PairMet | PayloadCame) -> Message | None:
+        if isinstance(event, Arrived) and isinstance(event.message.body, CacheOffer | Frame):
+            self._count()
+        return self._link.on(event)
+
+    def check(self, now_s: float) -> None:
+        self._link.check(now_s)
+
+    def close(self) -> None:
+        self._link.close()
+
+    def _count(self) -> None:
+        die_at(self._operations)
+        self._operations += 1
+
+
+def die_at(operation: int) -> None:
+    """If this is the one."""
+    _, _, _, _, *fate = sys.argv
+    if fate and operation == int(fate[1]):
+        os.kill(os.getpid(), signal.Signals[fate[0]])
+
+
+def mortal_pair_link(stream: Stream, setting: LinkSetting) -> PairLink:
+    return PairLink(stream, setting, MortalGroup, setting.kv.device)
 
 
 def main() -> None:
     """Serve commands until standard input ends."""
     set_up_gpu_rank()
-    TRANSPORTS["nccl"] = "tests.gpu.kv_peer:mortal_link"
+    TRANSPORTS["nccl"] = "tests.gpu.kv_peer:mortal_pair_link"
+    TRANSPORTS["cuda_ipc"] = "tests.gpu.kv_peer:MortalLink"
+    _, peer_id, transport, device, *_ = sys.argv
     node = Node(
-        sys.argv[1],
+        peer_id,
         LAYOUT,
-        "nccl",
-        World("nccl").open_wire,
+        transport,
+        World(transport).open_wire,
         config=CONFIG,
         num_blocks=NUM_BLOCKS,
         padding=0,
-        device=torch.device(sys.argv[2]),
+        device=torch.device(device),
     )
     node.write(kv_of(NUM_TOKENS), TABLE[: LAYOUT.num_blocks_for(NUM_TOKENS)])
     print("ready", node.endpoints[0].address, flush=True)
@@ -85,7 +133,7 @@ def tell_events(node: Node) -> None:
 def obey(node: Node, command: str, peer_id: str, word: str) -> None:
     match command:
         case "accept" | "connect":
-            peer = Peer(peer_id=peer_id, layout=LAYOUT, transport="nccl", addresses=(word,))
+            peer = Peer(peer_id=peer_id, layout=LAYOUT, transport=node.transport, addresses=(word,))
             node.tell(AcceptPeer(peer=peer) if command == "accept" else ConnectPeer(peer=peer))
         case "push":
             node.tell(

@@ -1,5 +1,5 @@
-"""Real rank processes on two GPUs: a prompt prefilled on one is continued on the other, over
-NCCL.
+"""Real rank processes, each with a GPU of its own or on one together: a prompt prefilled in one is
+continued in the other.
 """
 
 from collections.abc import AsyncIterator, Sequence
@@ -39,7 +39,13 @@ from tests.rank.test_process import (
 )
 from tests.rank.tiny_llama import tiny_engine_config
 
-pytestmark = [pytest.mark.multigpu, pytest.mark.timeout(200)]
+pytestmark = pytest.mark.timeout(200)
+
+WAYS = [
+    pytest.param("cuda_ipc", "cuda:0", marks=pytest.mark.gpu),
+    pytest.param("cuda_ipc", "cuda:1", marks=pytest.mark.multigpu),
+    pytest.param("nccl", "cuda:1", marks=pytest.mark.multigpu),
+]
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +57,9 @@ def expected() -> Sequence[int]:
 
 
 @asynccontextmanager
-async def node(tmp_path: Path, peer_id: str, device: str) -> AsyncIterator[RingRanks]:
+async def node(
+    tmp_path: Path, peer_id: str, transport: str, device: str
+) -> AsyncIterator[RingRanks]:
     run_dir = tmp_path / peer_id
     run_dir.mkdir()
     spec = RankSpec(
@@ -59,7 +67,7 @@ async def node(tmp_path: Path, peer_id: str, device: str) -> AsyncIterator[RingR
         peer_id=peer_id,
         run_dir=run_dir,
         engine=replace(tiny_engine_config(Path("tiny")), device=device, gpu_memory_utilization=0.1),
-        kv_transfer=KvTransferConfig(transport="nccl"),
+        kv_transfer=KvTransferConfig(transport=transport),
         host="127.0.0.1",
         port_range=None,
         start_timeout_s=90,
@@ -73,16 +81,21 @@ async def node(tmp_path: Path, peer_id: str, device: str) -> AsyncIterator[RingR
         assert [child.wait(timeout=20) for child in children] == [0]
 
 
-def peer(peer_id: str, ranks: Ranks) -> Peer:
-    return Peer(peer_id=peer_id, layout=ranks.layout, transport="nccl", addresses=ranks.addresses)
-
-
-async def test_a_prompt_prefilled_on_one_gpu_is_continued_on_another(
-    tmp_path: Path, expected: Sequence[int]
+@pytest.mark.parametrize(("transport", "device"), WAYS)
+async def test_a_prompt_prefilled_by_one_process_is_continued_by_another(
+    tmp_path: Path, expected: Sequence[int], transport: str, device: str
 ) -> None:
+    def peer(peer_id: str, ranks: Ranks) -> Peer:
+        return Peer(
+            peer_id=peer_id,
+            layout=ranks.layout,
+            transport=transport,
+            addresses=ranks.addresses,
+        )
+
     async with (
-        node(tmp_path, "prefill-0", "cuda:0") as prefill,
-        node(tmp_path, "decode-0", "cuda:1") as decode,
+        node(tmp_path, "prefill-0", transport, "cuda:0") as prefill,
+        node(tmp_path, "decode-0", transport, device) as decode,
     ):
         assert min(prefill.num_blocks, decode.num_blocks) > 100_000  # what the memory holds
         prefill.kv(ConnectPeer(peer=peer("decode-0", decode)))

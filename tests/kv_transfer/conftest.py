@@ -2,17 +2,21 @@
 
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 import pytest
 import torch
 
+from tests.kv_transfer.lending import CUDA_IPC, lending_in_process
 from tests.kv_transfer.nodes import World, open_world
 
 
-@pytest.fixture(params=["loopback", "grpc", "gloo"])
+@pytest.fixture(params=["loopback", "grpc", "gloo", CUDA_IPC])
 def world(request: pytest.FixtureRequest) -> Iterator[World]:
-    with open_world(request.param) as opened:
-        yield opened
+    with ExitStack() as stack:
+        if request.param == CUDA_IPC:
+            stack.enter_context(lending_in_process())
+        yield stack.enter_context(open_world(request.param))
 
 
 @pytest.fixture(autouse=True)

@@ -4,13 +4,13 @@ from contextlib import suppress
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kv_transfer.messages import (
     Announced,
     Body,
+    CacheOffer,
     Clear,
     Delivered,
     Frame,
@@ -23,9 +23,10 @@ from kv_transfer.messages import (
     Rejected,
     Warm,
 )
+from kv_transfer.payload import Lent
 from kv_transfer.transports.codec import decode, encode
 from pdserve.core.errors import LinkDownError
-from pdserve.core.kv_layout import KvLayout
+from pdserve.core.kv_layout import BlockId, KvLayout
 from pdserve.core.request import HandoffId
 from pdserve.rpc.v1.kv_transfer_pb2 import LinkMessage
 from tests.fuzzing import inputs
@@ -63,6 +64,16 @@ bodies: st.SearchStrategy[Body] = st.one_of(
     st.builds(PairOffer, texts, st.integers(0, 65535)),
     st.builds(Clear, big),
     st.builds(Posting, big),
+    st.builds(
+        CacheOffer,
+        memory=st.binary(max_size=64),
+        offset=big,
+        num_blocks=small,
+        num_heads=small,
+        block_size=small,
+        block_stride_bytes=big,
+        leases=texts,
+    ),
 )
 payloads = st.none() | st.binary(max_size=300)
 
@@ -73,8 +84,10 @@ def message(body: Body, payload: bytes | None, announced: Announced | None = Non
 
 
 def payload_of(message: Message) -> bytes | None:
-    assert not isinstance(message.payload, torch.Tensor)
-    return None if message.payload is None else message.payload.tobytes()
+    if message.payload is None:
+        return None
+    assert isinstance(message.payload, np.ndarray)
+    return message.payload.tobytes()
 
 
 @given(body=bodies, payload=payloads, announced=st.none() | st.builds(Announced, big, big))
@@ -98,6 +111,15 @@ def test_any_protobuf_implementation_reads_and_writes_the_same_message(
     read = decode(wire.SerializeToString())
     assert read.body == body
     assert payload_of(read) == payload
+
+
+@given(blocks=st.lists(small.map(BlockId), max_size=20), first=small, head=small, num_bytes=big)
+@settings(deadline=None)
+def test_what_is_lent_is_read_again(
+    blocks: list[BlockId], first: int, head: int, num_bytes: int
+) -> None:
+    lent = Lent(blocks=tuple(blocks), first_piece=first, first_head=head, num_bytes=num_bytes)
+    assert decode(encode(Message(Warm(), lent))).payload == lent
 
 
 def test_the_payload_may_stand_anywhere_and_unknown_fields_are_skipped() -> None:

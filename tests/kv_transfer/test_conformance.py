@@ -8,6 +8,7 @@ import torch
 from kv_transfer.commands import HandoffFailed, HandoffReceived, HandoffSent
 from pdserve.core.kv_layout import BlockId
 from pdserve.core.request import HandoffId
+from tests.kv_transfer.lending import CUDA_IPC
 from tests.kv_transfer.nodes import Node, World, blocks, connect, handoff, layout, prompt_kv
 
 SHAPES = {
@@ -173,6 +174,8 @@ def test_many_handoffs_interleave_and_each_arrives_whole(world: World) -> None:
 
 
 def test_a_small_handoff_overtakes_a_huge_one(world: World) -> None:
+    if world.transport == CUDA_IPC:
+        pytest.skip("what is lent is one frame of up to 256 MiB: this one is not huge there")
     sender, receiver = world.pair(layout(), layout())
     huge, small = range(60), range(60, 62)
     receiver.expect(handoff("huge"), sender.peer_id, 16 * len(huge), blocks(*huge))

@@ -33,7 +33,7 @@ from kv_transfer.messages import (
     Warm,
     checksum,
 )
-from kv_transfer.pieces import Bytes
+from kv_transfer.payload import Bytes
 from kv_transfer.reshard import cell_bytes
 from kv_transfer.transports.transport import Arrived, Closed, Stream, StreamEvents, Wire
 from pdserve.core.request import HandoffId
@@ -84,6 +84,7 @@ class Damage:
         return Message(changed, message.payload, message.announced)
 
 
+@pytest.mark.parametrize("world", ["loopback", "grpc", "gloo"], indirect=True)
 def test_a_damaged_frame_fails_its_handoff_by_name_on_both_sides(world: World) -> None:
     damage = Damage()
     sender = world.node("p", layout(tp_size=2), open_wire=tampered(world.open_wire, damage))

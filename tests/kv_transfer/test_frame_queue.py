@@ -116,6 +116,7 @@ def test_every_old_flow_is_done_in_the_end_while_short_ones_have_most_frames(
     adds=st.lists(st.tuples(st.integers(0, 5), st.integers(1, 1000)), min_size=1, max_size=30),
     frame=st.integers(1, 300),
 )
+@settings(deadline=None)
 def test_exactly_the_bytes_that_were_added_are_sent(
     adds: list[tuple[int, int]], frame: int
 ) -> None:

@@ -75,7 +75,7 @@ def test_a_sender_that_is_not_what_our_front_described_is_refused_by_field(
     [
         ({"layout": layout(num_layers=3)}, "num_layers differs: here 4, there 3; serve the same"),
         ({"layout": layout(dtype="bfloat16")}, "dtype differs: here 'float32', there 'bfloat16'"),
-        ({"transport": "pigeon"}, "'pigeon' is not one of gloo, grpc, loopback, nccl"),
+        ({"transport": "pigeon"}, "'pigeon' is not one of cuda_ipc, gloo, grpc, loopback, nccl"),
         ({"addresses": ("a:1", "b:2")}, "addresses differs"),
     ],
 )

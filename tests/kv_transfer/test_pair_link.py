@@ -18,7 +18,7 @@ from kv_transfer.messages import (
     Posting,
     Warm,
 )
-from kv_transfer.pieces import Bytes
+from kv_transfer.payload import Bytes
 from kv_transfer.transports.loopback import LoopbackNetwork
 from kv_transfer.transports.pair_link import MAX_PARCEL_BYTES, PairLink
 from kv_transfer.transports.process_group import gloo_link
@@ -46,7 +46,7 @@ class End:
             clock=clock,
             host="127.0.0.1",
             timeout_s=10.0,
-            device=torch.device("cpu"),
+            kv=torch.empty(0),
             turns=Turns(Lock(), Lock()),
         )
         self.link: PairLink

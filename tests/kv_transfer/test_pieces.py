@@ -1,15 +1,20 @@
 """Pieces in and out of a cache, against a plain loop over tokens."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kv_transfer.pieces import TORCH_DTYPES, DevicePieces, HostPieces, open_pieces
+from kv_transfer.payload import Borrowed, Lent, RemoteCache
+from kv_transfer.pieces import TORCH_DTYPES, HostPieces, open_pieces
 from kv_transfer.reshard import PieceGrid
-from pdserve.core.errors import InternalError
+from pdserve.core.errors import InternalError, TransferError
 from pdserve.core.kv_layout import BlockId, KvLayout
+
+Case = tuple[KvLayout, int, int, list[BlockId], range, range]
 
 
 def make_cache(layout: KvLayout, num_blocks: int, padding: int, seed: int = 0) -> torch.Tensor:
@@ -22,7 +27,7 @@ def make_cache(layout: KvLayout, num_blocks: int, padding: int, seed: int = 0) -
 
 
 @st.composite
-def cases(draw: st.DrawFn) -> tuple[KvLayout, int, int, list[BlockId], range, range]:
+def cases(draw: st.DrawFn) -> Case:
     unit, pieces_per_block = draw(st.integers(1, 5)), draw(st.integers(1, 4))
     layout = KvLayout(
         num_layers=draw(st.integers(1, 3)),
@@ -41,17 +46,15 @@ def cases(draw: st.DrawFn) -> tuple[KvLayout, int, int, list[BlockId], range, ra
     return layout, unit, padding, [BlockId(b) for b in blocks], range(first, last), heads
 
 
-@pytest.mark.parametrize("kind", [HostPieces, DevicePieces])
 @given(case=cases())
 @settings(max_examples=60, deadline=None)
-def test_gathered_pieces_are_the_tokens_one_by_one(
-    kind: type[HostPieces] | type[DevicePieces],
-    case: tuple[KvLayout, int, int, list[BlockId], range, range],
-) -> None:
+def test_gathered_pieces_are_the_tokens_one_by_one(case: Case) -> None:
     layout, unit, padding, blocks, pieces, heads = case
     kv = make_cache(layout, 8, padding)
-    payload = torch.as_tensor(kind(kv).gather(blocks, pieces, heads, unit=unit)).view(kv.dtype)
-    got = payload.view(len(pieces), len(heads), layout.num_layers, 2, unit, layout.head_size)
+    payload = torch.as_tensor(HostPieces(kv).gather(blocks, pieces, heads, unit=unit))
+    got = payload.view(kv.dtype).view(
+        len(pieces), len(heads), layout.num_layers, 2, unit, layout.head_size
+    )
     grid = PieceGrid(unit, layout.block_size)
     for at, piece in enumerate(pieces):
         index, offset = grid.locate(piece)
@@ -59,13 +62,9 @@ def test_gathered_pieces_are_the_tokens_one_by_one(
         assert torch.equal(got[at], tokens)
 
 
-@pytest.mark.parametrize("kind", [HostPieces, DevicePieces])
 @given(case=cases())
 @settings(max_examples=60, deadline=None)
-def test_scattered_pieces_land_where_they_were_gathered_and_nowhere_else(
-    kind: type[HostPieces] | type[DevicePieces],
-    case: tuple[KvLayout, int, int, list[BlockId], range, range],
-) -> None:
+def test_scattered_pieces_land_where_they_were_gathered_and_nowhere_else(case: Case) -> None:
     layout, unit, padding, blocks, pieces, heads = case
     source, target = make_cache(layout, 8, padding, 1), make_cache(layout, 8, padding, 2)
     expected = target.clone()
@@ -80,9 +79,60 @@ def test_scattered_pieces_land_where_they_were_gathered_and_nowhere_else(
             slice(offset, offset + unit),
         )
         expected[where] = source[where]
-    payload = kind(source).gather(blocks, pieces, heads, unit=unit)
-    kind(target).scatter(payload, blocks, pieces, heads, unit=unit)
+    payload = HostPieces(source).gather(blocks, pieces, heads, unit=unit)
+    HostPieces(target).scatter(payload, blocks, pieces, heads, unit=unit)
     assert torch.equal(target, expected)
+
+
+@given(case=cases(), data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_lent_pieces_arrive_as_if_they_had_been_gathered(case: Case, data: st.DataObject) -> None:
+    layout, unit, padding, blocks, pieces, heads = case
+    per_block = data.draw(st.integers(1, 4))
+    theirs = replace(layout, block_size=unit * per_block)
+    source, target = make_cache(theirs, 24, padding, 1), make_cache(layout, 8, padding, 2)
+    first = data.draw(st.integers(0, per_block - 1))
+    table = data.draw(st.permutations(range(24)))[: -(-(first + len(pieces)) // per_block)]
+    their_blocks = tuple(map(BlockId, table))
+    head = data.draw(st.integers(0, layout.num_kv_heads - len(heads)))
+    borrowed = borrow(source, their_blocks, first, head)
+    expected = target.clone()
+    sent = range(first, first + len(pieces))
+    payload = HostPieces(source).gather(
+        their_blocks, sent, range(head, head + len(heads)), unit=unit
+    )
+    HostPieces(expected).scatter(payload, blocks, pieces, heads, unit=unit)
+    HostPieces(target).scatter(borrowed, blocks, pieces, heads, unit=unit)
+    assert torch.equal(target, expected)
+
+
+@pytest.mark.parametrize(
+    ("table", "first", "head"),
+    [((0, 3), 0, 0), ((0, 1), 0, 2), ((0, 1), 1, 0), ((0, 1), 2, 0), ((0,), 0, 0)],
+)
+def test_what_lies_outside_the_senders_cache_is_not_read(
+    table: tuple[int, ...], first: int, head: int
+) -> None:
+    source, target = make_cache(LAYOUT, 3, 8, 1), make_cache(LAYOUT, 8, 8, 2)
+    before = target.clone()
+    borrowed = borrow(source, tuple(map(BlockId, table)), first, head)
+    with pytest.raises(TransferError, match="are not lent"):
+        HostPieces(target).scatter(borrowed, [BlockId(5), BlockId(6)], range(4), range(1), unit=2)
+    assert torch.equal(target, before)
+
+
+def borrow(source: torch.Tensor, blocks: tuple[BlockId, ...], first: int, head: int) -> Borrowed:
+    return Borrowed(
+        lent=Lent(blocks=blocks, first_piece=first, first_head=head, num_bytes=0),
+        cache=RemoteCache(
+            address=source.data_ptr(),
+            num_blocks=source.shape[0],
+            num_heads=source.shape[1],
+            block_size=source.shape[4],
+            block_stride_bytes=source.stride(0) * source.element_size(),
+        ),
+        is_valid=lambda: True,
+    )
 
 
 LAYOUT = KvLayout(

@@ -6,6 +6,7 @@ that only its KV has; blocks are given back on Sent, Received or Drained, and no
 from or written to them after that.
 """
 
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -29,6 +30,7 @@ from kv_transfer.commands import (
     SendDrained,
 )
 from kv_transfer.messages import Frame, Message
+from kv_transfer.payload import Bytes
 from kv_transfer.reshard import exchange_unit
 from kv_transfer.transports.loopback import LoopbackNetwork
 from kv_transfer.transports.transport import Arrived, StreamEvent
@@ -36,6 +38,7 @@ from pdserve.core.errors import LinkDownError
 from pdserve.core.kv_layout import BlockId, KvLayout
 from pdserve.core.request import HandoffId
 from tests.fakes import FakeClock
+from tests.kv_transfer.lending import CUDA_IPC, lending_in_process
 from tests.kv_transfer.nodes import handoff
 from tests.kv_transfer.threadless import TIMEOUT_S, Rank, peer_of, settle
 
@@ -81,6 +84,8 @@ RARELY = st.sampled_from([*range(1, 13), 0])  # 0: now
 
 
 class TwoNodes(RuleBasedStateMachine):
+    transport = "loopback"
+
     @initialize(pair=st.sampled_from(PAIRS))
     def start(self, pair: tuple[KvLayout, KvLayout]) -> None:
         self.clock, network = FakeClock(), LoopbackNetwork()
@@ -134,9 +139,9 @@ class TwoNodes(RuleBasedStateMachine):
     def connect(self) -> None:
         self.is_broken = False
         for rank in self.nodes["d"]:
-            rank.receiver.accept(peer_of(self.nodes["p"]))
+            rank.receiver.accept(peer_of(self.nodes["p"], self.transport))
         for rank in self.nodes["p"]:
-            rank.sender.connect(peer_of(self.nodes["d"]))
+            rank.sender.connect(peer_of(self.nodes["d"], self.transport))
 
     @rule(
         num_tokens=st.integers(1, 20),
@@ -255,7 +260,9 @@ class TwoNodes(RuleBasedStateMachine):
             for event in [rank.inbox.get() for _ in range(rank.inbox.qsize())]:
                 choices: list[tuple[StreamEvent, ...]] = [(event,)]
                 if isinstance(event, Arrived) and isinstance(event.message.body, Frame):
-                    choices += [(event, event), (_damaged(event),)]
+                    choices.append((event, event))
+                    if isinstance(event.message.payload, np.ndarray):
+                        choices.append((_damaged(event, event.message.payload),))
                 for item in data.draw(st.sampled_from(choices)):
                     rank.inbox.put(item)
 
@@ -365,16 +372,31 @@ class TwoNodes(RuleBasedStateMachine):
                     rank.receiver.cancel(CancelReceive(handoff=name))
 
 
-def _damaged(event: Arrived) -> StreamEvent:
+def _damaged(event: Arrived, payload: Bytes) -> StreamEvent:
     """The message with one byte of its payload changed."""
-    payload = event.message.payload
-    assert isinstance(payload, np.ndarray)
     changed = payload.copy()
     changed[0] ^= 1
     return Arrived(event.stream, Message(event.message.body, changed))
 
 
+class TwoNodesThatLend(TwoNodes):
+    """The receiver copies from the sender's blocks, whenever it gets there."""
+
+    transport = CUDA_IPC
+
+    @initialize(pair=st.sampled_from(PAIRS))
+    def start(self, pair: tuple[KvLayout, KvLayout]) -> None:
+        self.stack = ExitStack()
+        self.stack.enter_context(lending_in_process())
+        TwoNodes.start(self, pair)
+
+    def teardown(self) -> None:
+        super().teardown()
+        if hasattr(self, "stack"):
+            self.stack.close()
+
+
 TestTwoNodesUnderAnyInterleaving = TwoNodes.TestCase
-TestTwoNodesUnderAnyInterleaving.settings = settings(
-    max_examples=80, stateful_step_count=60, deadline=None
-)
+TestTwoNodesThatLendUnderAnyInterleaving = TwoNodesThatLend.TestCase
+for case in (TestTwoNodesUnderAnyInterleaving, TestTwoNodesThatLendUnderAnyInterleaving):
+    case.settings = settings(max_examples=80, stateful_step_count=60, deadline=None)

@@ -49,6 +49,7 @@ class Rank:
             layout=kv,
             pieces=open_pieces(self.cache, kv),
             frame_bytes=frame_bytes,
+            lent_frame_bytes=frame_bytes,
             window=WINDOW,
             timeout_s=TIMEOUT_S,
             clock=clock,
@@ -58,7 +59,7 @@ class Rank:
                 clock=clock,
                 host=self.wire.host,
                 timeout_s=TIMEOUT_S,
-                device=self.cache.device,
+                kv=self.cache,
                 turns=Turns(Lock(), Lock()),
             ),
             events=self.events,
@@ -89,11 +90,11 @@ class Rank:
         self.wire.close()
 
 
-def peer_of(ranks: list[Rank]) -> Peer:
+def peer_of(ranks: list[Rank], transport: str = "loopback") -> Peer:
     return Peer(
         peer_id=ranks[0].peer_id,
         layout=ranks[0].layout,
-        transport="loopback",
+        transport=transport,
         addresses=tuple(rank.wire.address for rank in ranks),
     )
 
@@ -107,13 +108,15 @@ def settle(ranks: list[Rank]) -> None:
             is_moving |= rank.take_one() or rank.sender.send_next()
 
 
-def connected_pair(sender: KvLayout, receiver: KvLayout) -> tuple[FakeClock, Rank, Rank]:
+def connected_pair(
+    sender: KvLayout, receiver: KvLayout, transport: str = "loopback"
+) -> tuple[FakeClock, Rank, Rank]:
     """Two nodes of one rank, connected, nothing said yet."""
     clock, network = FakeClock(), LoopbackNetwork()
     first = Rank("p", sender, network.open, clock)
     second = Rank("d", receiver, network.open, clock)
-    second.receiver.accept(AcceptPeer(peer=peer_of([first])).peer)
-    first.sender.connect(ConnectPeer(peer=peer_of([second])).peer)
+    second.receiver.accept(AcceptPeer(peer=peer_of([first], transport)).peer)
+    first.sender.connect(ConnectPeer(peer=peer_of([second], transport)).peer)
     settle([first, second])
     first.said()
     second.said()

@@ -57,7 +57,7 @@ def a_pair(events: SimpleQueue[Any], stream: _Stream) -> Pair:
         clock=MonotonicClock(),
         host="127.0.0.1",
         timeout_s=20.0,
-        device=torch.device("cpu"),
+        kv=torch.empty(0),
         turns=Turns(Lock(), Lock()),
     )
     return Pair(stream, setting, _GlooGroup)

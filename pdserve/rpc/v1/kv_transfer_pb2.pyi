@@ -1,13 +1,14 @@
 from pdserve.rpc.v1 import session_pb2 as _session_pb2
+from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from collections.abc import Mapping as _Mapping
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class LinkMessage(_message.Message):
-    __slots__ = ("hello", "refused", "warm", "frame", "delivered", "rejected", "heartbeat", "pair_offer", "clear", "posting", "announced", "payload")
+    __slots__ = ("hello", "refused", "warm", "frame", "delivered", "rejected", "heartbeat", "pair_offer", "clear", "posting", "cache_offer", "lent", "announced", "payload")
     class Layout(_message.Message):
         __slots__ = ("num_layers", "num_kv_heads", "head_size", "block_size", "dtype", "tp_size")
         NUM_LAYERS_FIELD_NUMBER: _ClassVar[int]
@@ -97,6 +98,34 @@ class LinkMessage(_message.Message):
         PARCEL_FIELD_NUMBER: _ClassVar[int]
         parcel: int
         def __init__(self, parcel: _Optional[int] = ...) -> None: ...
+    class CacheOffer(_message.Message):
+        __slots__ = ("memory", "offset", "num_blocks", "num_heads", "block_size", "block_stride_bytes", "leases")
+        MEMORY_FIELD_NUMBER: _ClassVar[int]
+        OFFSET_FIELD_NUMBER: _ClassVar[int]
+        NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+        NUM_HEADS_FIELD_NUMBER: _ClassVar[int]
+        BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
+        BLOCK_STRIDE_BYTES_FIELD_NUMBER: _ClassVar[int]
+        LEASES_FIELD_NUMBER: _ClassVar[int]
+        memory: bytes
+        offset: int
+        num_blocks: int
+        num_heads: int
+        block_size: int
+        block_stride_bytes: int
+        leases: str
+        def __init__(self, memory: _Optional[bytes] = ..., offset: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_heads: _Optional[int] = ..., block_size: _Optional[int] = ..., block_stride_bytes: _Optional[int] = ..., leases: _Optional[str] = ...) -> None: ...
+    class Lent(_message.Message):
+        __slots__ = ("blocks", "first_piece", "first_head", "num_bytes")
+        BLOCKS_FIELD_NUMBER: _ClassVar[int]
+        FIRST_PIECE_FIELD_NUMBER: _ClassVar[int]
+        FIRST_HEAD_FIELD_NUMBER: _ClassVar[int]
+        NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+        blocks: _containers.RepeatedScalarFieldContainer[int]
+        first_piece: int
+        first_head: int
+        num_bytes: int
+        def __init__(self, blocks: _Optional[_Iterable[int]] = ..., first_piece: _Optional[int] = ..., first_head: _Optional[int] = ..., num_bytes: _Optional[int] = ...) -> None: ...
     class Announced(_message.Message):
         __slots__ = ("parcel", "num_bytes")
         PARCEL_FIELD_NUMBER: _ClassVar[int]
@@ -114,6 +143,8 @@ class LinkMessage(_message.Message):
     PAIR_OFFER_FIELD_NUMBER: _ClassVar[int]
     CLEAR_FIELD_NUMBER: _ClassVar[int]
     POSTING_FIELD_NUMBER: _ClassVar[int]
+    CACHE_OFFER_FIELD_NUMBER: _ClassVar[int]
+    LENT_FIELD_NUMBER: _ClassVar[int]
     ANNOUNCED_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
     hello: LinkMessage.Hello
@@ -126,6 +157,8 @@ class LinkMessage(_message.Message):
     pair_offer: LinkMessage.PairOffer
     clear: LinkMessage.Clear
     posting: LinkMessage.Posting
+    cache_offer: LinkMessage.CacheOffer
+    lent: LinkMessage.Lent
     announced: LinkMessage.Announced
     payload: bytes
-    def __init__(self, hello: _Optional[_Union[LinkMessage.Hello, _Mapping]] = ..., refused: _Optional[_Union[LinkMessage.Refused, _Mapping]] = ..., warm: _Optional[_Union[LinkMessage.Warm, _Mapping]] = ..., frame: _Optional[_Union[LinkMessage.Frame, _Mapping]] = ..., delivered: _Optional[_Union[LinkMessage.Delivered, _Mapping]] = ..., rejected: _Optional[_Union[LinkMessage.Rejected, _Mapping]] = ..., heartbeat: _Optional[_Union[LinkMessage.Heartbeat, _Mapping]] = ..., pair_offer: _Optional[_Union[LinkMessage.PairOffer, _Mapping]] = ..., clear: _Optional[_Union[LinkMessage.Clear, _Mapping]] = ..., posting: _Optional[_Union[LinkMessage.Posting, _Mapping]] = ..., announced: _Optional[_Union[LinkMessage.Announced, _Mapping]] = ..., payload: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, hello: _Optional[_Union[LinkMessage.Hello, _Mapping]] = ..., refused: _Optional[_Union[LinkMessage.Refused, _Mapping]] = ..., warm: _Optional[_Union[LinkMessage.Warm, _Mapping]] = ..., frame: _Optional[_Union[LinkMessage.Frame, _Mapping]] = ..., delivered: _Optional[_Union[LinkMessage.Delivered, _Mapping]] = ..., rejected: _Optional[_Union[LinkMessage.Rejected, _Mapping]] = ..., heartbeat: _Optional[_Union[LinkMessage.Heartbeat, _Mapping]] = ..., pair_offer: _Optional[_Union[LinkMessage.PairOffer, _Mapping]] = ..., clear: _Optional[_Union[LinkMessage.Clear, _Mapping]] = ..., posting: _Optional[_Union[LinkMessage.Posting, _Mapping]] = ..., cache_offer: _Optional[_Union[LinkMessage.CacheOffer, _Mapping]] = ..., lent: _Optional[_Union[LinkMessage.Lent, _Mapping]] = ..., announced: _Optional[_Union[LinkMessage.Announced, _Mapping]] = ..., payload: _Optional[bytes] = ...) -> None: ...

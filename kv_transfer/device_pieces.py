@@ -1,0 +1,172 @@
+"""Pieces of a cache on a GPU: one kernel copies a whole list of them, in, out, or from another GPU.
+
+A run of heads of one piece is rows of ``u·D`` elements: one after the other in a payload, ``B·D``
+elements apart in a block of ``B`` tokens. So gathering, scattering and reading from another rank's
+mapped cache are one kernel with three sets of strides, all in words of 4 bytes and multiples of
+``VECTOR``. ``HostPieces`` is its oracle.
+
+Copies run on a stream of their own and are waited for. Few programs do them: they saturate the
+link, and leave the other multiprocessors to the steps of the model.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from kv_transfer.payload import Borrowed, Lent, Payload
+from kv_transfer.pieces import piece_index
+from kv_transfer.triton_kernels import copy_pieces
+from pdserve.core.errors import InternalError
+from pdserve.core.kv_layout import BlockId
+
+WORD, VECTOR = 4, 16  # bytes
+MAX_ITEMS = 4096  # of one launch
+LOCAL_PROGRAMS, REMOTE_PROGRAMS = 132, 24
+TILE, NUM_WARPS = 16384, 32
+
+Words = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class _Side:
+    """Where the pieces begin, in words from ``address``; ``row_stride`` in words as well."""
+
+    address: int
+    starts: Words
+    row_stride: int
+
+
+class DevicePieces:
+    """A cache in a GPU's memory."""
+
+    def __init__(self, kv: torch.Tensor) -> None:
+        self.num_blocks = kv.shape[0]
+        self._kv = kv
+        self._num_rows = kv.shape[2] * kv.shape[3]  # of one head
+        row_bytes = kv.shape[5] * kv.element_size()
+        self._token_words = row_bytes // WORD
+        self._stride_bytes = kv.stride(0) * kv.element_size()
+        sizes = kv.data_ptr(), self._stride_bytes, row_bytes
+        if any(size % VECTOR for size in sizes):
+            raise InternalError(
+                f"kv: address, block stride and row must be multiples of {VECTOR}, got {sizes}"
+            )
+        self._stream = torch.cuda.Stream(kv.device)  # type: ignore[no-untyped-call]
+        self._starts = torch.empty(2 * MAX_ITEMS, dtype=torch.int64).pin_memory()
+        self._device_starts = torch.empty_like(self._starts, device=kv.device)
+
+    def warm_up(self, unit: int) -> None:
+        """Both forms of the kernel, within a buffer of its own."""
+        row = unit * self._token_words
+        scratch = torch.zeros(4 * row, dtype=torch.int32, device=self._kv.device)
+        torch.cuda.current_stream(self._kv.device).synchronize()  # sync: another stream uses it
+        for stride in (row, 2 * row):
+            target = _Side(scratch.data_ptr(), np.zeros(1, np.int64), stride)
+            source = _Side(scratch.data_ptr(), np.full(1, row, np.int64), stride)
+            for programs in (LOCAL_PROGRAMS, REMOTE_PROGRAMS):
+                self._copy(target, source, 1, row, programs)
+
+    def blank(self, num_bytes: int) -> Payload:
+        with torch.cuda.stream(self._stream):
+            data = torch.zeros(num_bytes, dtype=torch.uint8, device=self._kv.device)
+        self._stream.synchronize()  # sync: links send it on another stream
+        return data
+
+    def gather(
+        self, blocks: Sequence[BlockId], pieces: range, heads: range, *, unit: int
+    ) -> Payload:
+        num_rows, row = len(heads) * self._num_rows, unit * self._token_words
+        with torch.cuda.stream(self._stream):
+            num_bytes = len(pieces) * num_rows * row * WORD
+            data = torch.empty(num_bytes, dtype=torch.uint8, device=self._kv.device)
+        source = self._here(blocks, pieces, heads.start, unit)
+        self._copy(_flat(data, len(pieces), num_rows * row, row), source, num_rows, row)
+        return data
+
+    def scatter(
+        self, payload: Payload, blocks: Sequence[BlockId], pieces: range, heads: range, *, unit: int
+    ) -> None:
+        num_rows, row = len(heads) * self._num_rows, unit * self._token_words
+        target = self._here(blocks, pieces, heads.start, unit)
+        if isinstance(payload, Borrowed):
+            payload.check(len(pieces), len(heads), unit)
+            source = self._there(payload, len(pieces), unit)
+            self._copy(target, source, num_rows, row, REMOTE_PROGRAMS)
+            return
+        data = self._on_device(payload)
+        self._copy(target, _flat(data, len(pieces), num_rows * row, row), num_rows, row)
+
+    def _on_device(self, payload: Payload) -> torch.Tensor:
+        assert not isinstance(payload, Lent | Borrowed), "these bytes are elsewhere"
+        if isinstance(payload, torch.Tensor):
+            return payload
+        with torch.cuda.stream(self._stream):
+            return torch.from_numpy(payload.copy()).to(self._kv.device)
+
+    def _here(self, blocks: Sequence[BlockId], pieces: range, head: int, unit: int) -> _Side:
+        address, block_size = self._kv.data_ptr(), self._kv.shape[4]
+        return self._side(address, self._stride_bytes, block_size, blocks, pieces, head, unit)
+
+    def _there(self, borrowed: Borrowed, num_pieces: int, unit: int) -> _Side:
+        lent, cache = borrowed.lent, borrowed.cache
+        pieces = range(lent.first_piece, lent.first_piece + num_pieces)
+        return self._side(
+            cache.address,
+            cache.block_stride_bytes,
+            cache.block_size,
+            lent.blocks,
+            pieces,
+            lent.first_head,
+            unit,
+        )
+
+    def _side(
+        self,
+        address: int,
+        block_stride_bytes: int,
+        block_size: int,
+        blocks: Sequence[BlockId],
+        pieces: range,
+        head: int,
+        unit: int,
+    ) -> _Side:
+        """The pieces from ``head`` on, in a cache of blocks of ``block_size`` tokens."""
+        index, within = piece_index(blocks, pieces, block_size // unit)
+        row_stride = block_size * self._token_words
+        first = head * self._num_rows * row_stride
+        starts = index * (block_stride_bytes // WORD) + within * unit * self._token_words + first
+        return _Side(address, starts, row_stride)
+
+    def _copy(
+        self, target: _Side, source: _Side, num_rows: int, row: int, programs: int = LOCAL_PROGRAMS
+    ) -> None:
+        """Copy pieces of ``num_rows`` rows of ``row`` words."""
+        is_run = target.row_stride == source.row_stride == row
+        starts = self._starts.numpy()
+        for first in range(0, len(target.starts), MAX_ITEMS):
+            part = slice(first, first + MAX_ITEMS)
+            count = len(target.starts[part])
+            starts[:count] = target.starts[part]
+            starts[count : 2 * count] = source.starts[part]
+            with torch.cuda.stream(self._stream):
+                self._device_starts[: 2 * count].copy_(self._starts[: 2 * count], non_blocking=True)
+                copy_pieces[(programs,)](
+                    target.address,
+                    source.address,
+                    self._device_starts,
+                    count,
+                    num_rows * row,
+                    target.row_stride,
+                    source.row_stride,
+                    ROW=0 if is_run else row,
+                    TILE=TILE,
+                    num_warps=NUM_WARPS,
+                )
+            self._stream.synchronize()  # sync: blocks and payload are someone else's next
+
+
+def _flat(data: torch.Tensor, num_pieces: int, piece: int, row: int) -> _Side:
+    return _Side(data.data_ptr(), np.arange(num_pieces, dtype=np.int64) * piece, row)

@@ -1,0 +1,230 @@
+"""The link whose receiver reads the sender's blocks: what is lent, taken back, refused."""
+
+import gc
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from queue import SimpleQueue
+from threading import Lock
+
+import pytest
+import torch
+
+from kv_transfer.commands import (
+    CancelSend,
+    ExpectHandoff,
+    HandoffFailed,
+    HandoffReceived,
+    HandoffSent,
+    PeerLost,
+    PushTokens,
+    SendDrained,
+)
+from kv_transfer.messages import Announced, Body, CacheOffer, Delivered, Frame, Message, Warm
+from kv_transfer.payload import Lent, Payload
+from kv_transfer.transports.leases import NUM_PLACES, Leases, LeaseView
+from kv_transfer.transports.loopback import LoopbackNetwork
+from kv_transfer.transports.pull_link import PullLink
+from kv_transfer.transports.transport import Arrived, LinkSetting, Opened, StreamEvents, Turns
+from pdserve.core.errors import LinkDownError
+from tests.fakes import FakeClock
+from tests.kv_transfer.lending import CUDA_IPC, OwnMemory, lending_in_process
+from tests.kv_transfer.nodes import LAYOUT, blocks, handoff
+from tests.kv_transfer.threadless import Rank, connected_pair, settle
+
+EXPECT = ExpectHandoff(
+    handoff=handoff("a"), peer_id="p", start=0, num_tokens=40, blocks=blocks(4, 5, 6)
+)
+PUSH = PushTokens(
+    handoff=handoff("a"), peer_id="d", start=0, stop=40, blocks=blocks(1, 2, 3), last=True
+)
+OURS, THEIRS = list(PUSH.blocks), list(EXPECT.blocks)
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[Rank, Rank]]:
+    """Connected, the handoff expected, its KV computed and announced, the word on its way."""
+    with lending_in_process():
+        _, sender, receiver = connected_pair(LAYOUT, LAYOUT, CUDA_IPC)
+        sender.cache[OURS] = 1.0
+        receiver.receiver.expect(EXPECT)
+        sender.sender.push(PUSH)
+        while sender.sender.send_next():
+            pass
+        yield sender, receiver
+        sender.close()
+        receiver.close()
+
+
+def reuse(sender: Rank) -> None:
+    sender.cache[OURS] = 2.0
+
+
+def test_the_receiver_copies_what_is_lent(pair: tuple[Rank, Rank]) -> None:
+    sender, receiver = pair
+    settle([sender, receiver])
+    assert bool((receiver.cache[THEIRS] == 1.0).all())
+    assert [type(event) for event in sender.said()] == [HandoffSent]
+    assert [type(event) for event in receiver.said()] == [HandoffReceived]
+
+
+def test_blocks_of_a_cancelled_handoff_are_free_at_once_and_a_late_copy_of_them_is_dropped(
+    pair: tuple[Rank, Rank],
+) -> None:
+    sender, receiver = pair
+    sender.sender.cancel(CancelSend(handoff=handoff("a")))
+    assert [type(event) for event in sender.said()] == [SendDrained]
+    reuse(sender)
+    settle([sender, receiver])
+    (failed,) = receiver.said()
+    assert isinstance(failed, HandoffFailed)
+    assert failed.message == "the sender took back what it had lent"
+    assert not sender.said()
+
+
+def test_a_receiver_that_wakes_up_after_its_sender_gave_it_up_drops_what_it_copies(
+    pair: tuple[Rank, Rank],
+) -> None:
+    sender, receiver = pair
+    sender.sender.close_peer("d", LinkDownError("the receiver was silent"))
+    reuse(sender)
+    settle([receiver])
+    said = receiver.said()
+    assert not [event for event in said if isinstance(event, HandoffReceived)]
+    assert {type(event) for event in said} == {HandoffFailed, PeerLost}
+
+
+def test_a_frame_that_waits_to_be_expected_is_copied_only_then(pair: tuple[Rank, Rank]) -> None:
+    sender, receiver = pair
+    late = PushTokens(
+        handoff=handoff("b"), peer_id="d", start=0, stop=16, blocks=blocks(7), last=True
+    )
+    settle([sender, receiver])
+    sender.sender.push(late)
+    settle([sender, receiver])
+    sender.cache[7] = 3.0
+    receiver.receiver.expect(
+        ExpectHandoff(handoff=handoff("b"), peer_id="p", start=0, num_tokens=16, blocks=blocks(8))
+    )
+    assert bool((receiver.cache[8] == 3.0).all())
+
+
+# ---- the link alone
+
+
+class End:
+    def __init__(self) -> None:
+        self.events: StreamEvents = SimpleQueue()
+        self.setting = LinkSetting(
+            events=self.events,
+            clock=FakeClock(),
+            host="127.0.0.1",
+            timeout_s=10.0,
+            kv=torch.zeros(4, *LAYOUT.block_shape),
+            turns=Turns(Lock(), Lock()),
+        )
+        self.link: PullLink
+
+    def hear(
+        self, body: Body, payload: Payload | None = None, announced: Announced | None = None
+    ) -> Message | None:
+        return self.link.on(Arrived(self.link._stream, Message(body, payload, announced)))
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[End, End]]:
+    network, dialled, accepted = LoopbackNetwork(), End(), End()
+    wires = network.open(dialled.events), network.open(accepted.events)
+    stream = wires[0].connect(wires[1].address)
+    opened = accepted.events.get()
+    assert isinstance(opened, Opened)
+    dialled.link = PullLink(stream, dialled.setting, OwnMemory())
+    accepted.link = PullLink(opened.stream, accepted.setting, OwnMemory())
+    yield dialled, accepted
+    dialled.link.close()
+    accepted.link.close()
+
+
+def offer(leases: str) -> CacheOffer:
+    return CacheOffer(
+        memory=bytes(8),
+        offset=0,
+        num_blocks=1,
+        num_heads=1,
+        block_size=1,
+        block_stride_bytes=1,
+        leases=leases,
+    )
+
+
+LENT = Lent(blocks=blocks(1), first_piece=0, first_head=0, num_bytes=4)
+FRAME = Frame(seq=0, handoff=handoff("a"), pieces=range(1), heads=range(1), checksum=None)
+
+
+def test_a_frame_before_the_cache_is_offered_ends_the_link(ends: tuple[End, End]) -> None:
+    with pytest.raises(LinkDownError, match="before their cache is offered"):
+        ends[1].hear(FRAME, LENT)
+
+
+def test_the_side_that_did_not_dial_offers_nothing(ends: tuple[End, End]) -> None:
+    with pytest.raises(LinkDownError, match="by the side that dialled"):
+        ends[0].hear(offer("/dev/null"))
+
+
+@pytest.mark.parametrize(
+    ("body", "payload", "announced"),
+    [
+        (FRAME, torch.zeros(4, dtype=torch.uint8).numpy(), None),
+        (Delivered(0), LENT, None),
+        (Warm(), None, Announced(0, 4)),
+    ],
+)
+def test_payloads_of_other_links_have_no_place_here(
+    ends: tuple[End, End], body: Body, payload: Payload | None, announced: Announced | None
+) -> None:
+    with pytest.raises(LinkDownError, match="a payload"):
+        ends[1].hear(body, payload, announced)
+
+
+@pytest.mark.parametrize("name", ["no-such-file", "empty"])
+def test_leases_that_this_process_can_not_read_are_named(
+    ends: tuple[End, End], tmp_path: Path, name: str
+) -> None:
+    (tmp_path / "empty").touch()
+    with pytest.raises(LinkDownError, match="leases"):
+        ends[1].hear(offer(str(tmp_path / name)))
+
+
+# ---- leases
+
+
+def test_a_lease_holds_until_it_is_taken_back_or_its_place_is_lent_again() -> None:
+    leases = Leases()
+    view = LeaseView(leases.path)
+    assert not view.holds(0)
+    for seq in (3, 4):
+        leases.lend(seq)
+        assert view.holds(seq)
+    leases.take_back(3)
+    assert not view.holds(3)
+    assert view.holds(4)
+    leases.lend(4 + NUM_PLACES)
+    assert not view.holds(4)
+    leases.take_back(4)
+    assert view.holds(4 + NUM_PLACES)
+    leases.close()
+    assert not view.holds(4 + NUM_PLACES)
+
+
+def test_the_file_is_its_owners_alone_and_is_gone_when_both_have_it() -> None:
+    leases = Leases()
+    path = Path(leases.path)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    view = LeaseView(leases.path)
+    leases.opened()
+    assert not path.exists()
+    leases.lend(1)
+    assert view.holds(1)
+    leases.close()
+    del leases, view
+    gc.collect()  # the maps close without a warning
