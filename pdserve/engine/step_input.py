@@ -23,8 +23,14 @@ class StepShape:
     num_new_blocks: int  # P
 
     @property
+    def sizes(self) -> list[int]:
+        """Of the parts of ``StepInput``, in their order."""
+        return [self.num_tokens, *[self.num_chunks] * 4, *[self.num_new_blocks] * 2]
+
+    @property
     def num_values(self) -> int:
-        return self.num_tokens + 4 * self.num_chunks + 2 * self.num_new_blocks
+        """All parts, each on a border of 16 bytes: Triton compiles for other borders once more."""
+        return sum(map(_even, self.sizes))
 
     @property
     def has_single_tokens(self) -> bool:
@@ -55,9 +61,11 @@ class StepInput:
     @classmethod
     def named(cls, values: Tensor, shape: StepShape) -> "StepInput":
         """``values`` are what ``pack`` gives for this shape."""
-        num_chunks, num_new = shape.num_chunks, shape.num_new_blocks
-        sizes = [shape.num_tokens, *[num_chunks] * 4, *[num_new] * 2]
-        tokens, slots, starts, ends, keep_in, places, blocks = torch.split(values, sizes)
+        sizes = shape.sizes
+        parts = torch.split(values, list(map(_even, sizes)))
+        tokens, slots, starts, ends, keep_in, places, blocks = (
+            part[:size] for part, size in zip(parts, sizes, strict=True)
+        )
         return cls(
             tokens=tokens,
             slots=slots,
@@ -124,22 +132,24 @@ def pack(
         more_ends = list(range(len(tokens) + 1, shape.num_tokens + 1))
     else:
         more_ends = [shape.num_tokens] * more_chunks
-    return [
-        *tokens,
-        *[0] * more_tokens,
-        *[chunk.slot for chunk in chunks],
-        *[spare] * more_chunks,
-        *[chunk.start for chunk in chunks],
-        *[0] * more_chunks,
-        *ends,
-        *more_ends,
-        *[chunk.slot if chunk.num_samples else spare for chunk in chunks],
-        *[spare] * more_chunks,
-        *new.places,
-        *spare_entry.places * more_blocks,
-        *new.blocks,
-        *spare_entry.blocks * more_blocks,
-    ]
+    parts = (
+        [*tokens, *[0] * more_tokens],
+        [*[chunk.slot for chunk in chunks], *[spare] * more_chunks],
+        [*[chunk.start for chunk in chunks], *[0] * more_chunks],
+        [*ends, *more_ends],
+        [*[chunk.slot if chunk.num_samples else spare for chunk in chunks], *[spare] * more_chunks],
+        [*new.places, *spare_entry.places * more_blocks],
+        [*new.blocks, *spare_entry.blocks * more_blocks],
+    )
+    values: list[int] = []
+    for part in parts:
+        values += part
+        values += [0] * (len(part) % 2)
+    return values
+
+
+def _even(count: int) -> int:
+    return count + count % 2
 
 
 def _numbers(tokens: Tensor) -> Tensor:
