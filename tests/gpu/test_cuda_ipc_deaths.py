@@ -26,10 +26,8 @@ pytestmark = [pytest.mark.gpu, pytest.mark.timeout(180)]
 __all__ = ["no_thread_is_left"]
 
 DEVICES = ["cuda:0", pytest.param("cuda:1", marks=pytest.mark.multigpu)]  # of the peers
-SIGNALS = ("SIGKILL", "SIGSTOP")
-ROLES = ("sender", "receiver")  # of the peer that dies
-OPERATIONS = (0, 1)  # 0: the cache is offered, 1: a frame is lent
-FATES = [(role, sig, op) for role in ROLES for sig in SIGNALS for op in OPERATIONS]
+MOMENTS = (("SIGKILL", 0), ("SIGKILL", 1), ("SIGSTOP", 1))  # 0: a cache is offered, 1: a frame
+FATES = [(role, *moment) for role in ("sender", "receiver") for moment in MOMENTS]
 SLACK_S = 4.0
 MAPPED_BYTES = LAYOUT.block_bytes * NUM_BLOCKS
 

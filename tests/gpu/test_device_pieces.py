@@ -58,7 +58,7 @@ def on_both(kv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @given(drawn=layouts(), data=st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_pieces_go_out_and_in_as_in_host_memory(
     drawn: tuple[KvLayout, int], data: st.DataObject
 ) -> None:
@@ -76,7 +76,7 @@ def test_pieces_go_out_and_in_as_in_host_memory(
 
 
 @given(drawn=layouts(), data=st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_lent_pieces_of_other_blocks_are_copied_as_in_host_memory(
     drawn: tuple[KvLayout, int], data: st.DataObject
 ) -> None:

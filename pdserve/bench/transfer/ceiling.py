@@ -15,13 +15,17 @@ def link_bytes_per_s(source: str, target: str) -> float | None:
         return None
     data = torch.randint(0, 255, (COPY_BYTES,), dtype=torch.uint8, device=devices[0])
     out = torch.empty(COPY_BYTES, dtype=torch.uint8, device=devices[1])
-    times_ms = []
+    times_ms: list[float] = []
     for _ in range(ROUNDS):
         with torch.cuda.device(devices[0]):
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin, end = _event(), _event()
             begin.record()
             out.copy_(data, non_blocking=True)
             end.record()
             end.synchronize()
             times_ms.append(begin.elapsed_time(end))
     return COPY_BYTES / (statistics.median(times_ms[1:]) * 1e-3)
+
+
+def _event() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]

@@ -100,9 +100,9 @@ def _measure(
     bytes_per_s = num_bytes / median_s
     return Row(
         tokens=num_tokens,
-        mib=round(num_bytes / (1 << 20), 2),
+        mib=round(num_bytes / (1 << 20), 3),
         ms=round(median_s * 1e3, 3),
-        ms_p90=round(times_s[int(0.9 * (len(times_s) - 1))] * 1e3, 3),
+        ms_p90=round(times_s[int(0.9 * len(times_s))] * 1e3, 3),
         gb_per_s=round(bytes_per_s / 1e9, 2),
         of_link=None if ceiling is None else round(bytes_per_s / ceiling, 3),
         is_same=pair.is_same(num_tokens) if comparable else None,
