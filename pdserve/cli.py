@@ -44,6 +44,7 @@ COMMANDS = {
     "bench structured": Command(
         "pdserve.bench.structured.command", "answers by JSON schema, and what a grammar costs"
     ),
+    "bench handoff": Command("pdserve.bench.handoff", "what a running server's hand-overs cost"),
     "bench transfer": Command("pdserve.bench.transfer.command", "KV from a node to another"),
     "bench soak": Command("pdserve.bench.soak.command", "mixed load while processes are killed"),
     "keys add": Command("pdserve.security.keys_command", "make an API key for a tenant"),
