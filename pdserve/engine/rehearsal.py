@@ -15,6 +15,7 @@ from pdserve.engine.engine_config import EngineConfig
 
 WARM_UP_LEN = 16  # tokens of the prompt that warms a rank up
 WARM_UP_CHUNKS = ((WARM_UP_LEN,), (1024,), (1024, 1024), (4096,))  # on a GPU, as far as they fit
+WIDE_LEN = 4  # of the prompts that warm up steps with as many as there may be
 GREEDY = SamplingParams(max_tokens=2, temperature=0.0)
 DRAWN = SamplingParams(max_tokens=2, top_p=0.9)
 SORTED = SamplingParams(max_tokens=2, top_p=0.9, top_k=20, logprobs=1)  # takes most memory
@@ -31,8 +32,12 @@ class Rehearsal:
     num_blocks: int
 
 
-def warm_up(config: EngineConfig, num_blocks: int) -> Rehearsal:
-    """One prompt and one decode step. On a GPU more of them, with all kernels that steps run."""
+def warm_up(config: EngineConfig, num_blocks: int) -> tuple[Batch, ...]:
+    """One prompt and one decode step. On a GPU more of them, with all kernels that steps run.
+
+    They touch blocks of the first ``num_blocks`` only.
+    """
+    prompts: list[tuple[tuple[int, ...], SamplingParams]]
     if torch.device(config.device).type == "cpu":
         prompts = [((min(WARM_UP_LEN, config.max_model_len - 1),), GREEDY)]
     else:
@@ -44,8 +49,9 @@ def warm_up(config: EngineConfig, num_blocks: int) -> Rehearsal:
     batches: list[Batch] = []
     for chunks, sampling in prompts:
         batches += _prompt_and_decode(config, chunks, sampling, first_step=len(batches))
-    most = max(sum(chunks) for chunks, _ in prompts) + 1
-    return Rehearsal(batches=tuple(batches), num_blocks=config.layout.num_blocks_for(most))
+    if torch.device(config.device).type != "cpu":
+        batches += _two_wide_steps(config, num_blocks, first_step=len(batches))
+    return tuple(batches)
 
 
 def largest_steps(config: EngineConfig) -> Rehearsal:
@@ -96,6 +102,31 @@ def _prompt_and_decode(
         for number, part in enumerate(parts)
     ]
     return [*batches, Batch(step=first_step + len(batches), left=(slot,))]
+
+
+def _two_wide_steps(config: EngineConfig, num_blocks: int, *, first_step: int) -> list[Batch]:
+    """First and second chunks of as many prompts as there may be: other kernels than for few."""
+    length = 2 * WIDE_LEN
+    count = min(
+        config.max_num_seqs,
+        num_blocks // config.layout.num_blocks_for(length),
+        config.max_num_batched_tokens // WIDE_LEN,
+    )
+    if length > config.max_model_len or count < 1:
+        return []
+    joined, _ = _joined(config, [length] * count, GREEDY)
+    steps = [
+        tuple(
+            Chunk(slot=j.slot, start=start, tokens=(0,) * WIDE_LEN, new_blocks=(), num_samples=1)
+            for j in joined
+        )
+        for start in (0, WIDE_LEN)
+    ]
+    return [
+        Batch(step=first_step, joined=joined, chunks=steps[0]),
+        Batch(step=first_step + 1, chunks=steps[1]),
+        Batch(step=first_step + 2, left=tuple(j.slot for j in joined)),
+    ]
 
 
 def _joined(

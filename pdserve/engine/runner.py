@@ -28,7 +28,7 @@ from pdserve.engine.model.load import head_shape, load_model
 from pdserve.engine.parallel import TpGroup
 from pdserve.engine.pending_step import PendingStep
 from pdserve.engine.prompt_scores import PromptScorer
-from pdserve.engine.rehearsal import Rehearsal, largest_steps, warm_up
+from pdserve.engine.rehearsal import largest_steps, warm_up
 from pdserve.engine.sampler import SampledRows, Sampler, SampleRow
 from pdserve.engine.slots import Slots
 from pdserve.engine.staging import integers_on_host, on_device
@@ -108,7 +108,7 @@ class ModelRunner:
         """Open the largest cache beside which the largest steps still run."""
         rehearsal = largest_steps(self.config)
         self._open_cache(rehearsal.num_blocks)
-        step_bytes = peak_bytes(self._device, lambda: self._rehearse(rehearsal))
+        step_bytes = peak_bytes(self._device, lambda: self._rehearse(rehearsal.batches))
         self._open_cache(1)  # lets the other go
         self._open_cache(num_blocks_that_fit(self.config, utilization, step_bytes, group))
 
@@ -153,8 +153,8 @@ class ModelRunner:
         self._slots.keep_last_tokens(step.keep_in, tokens)
         return logits, tokens
 
-    def _rehearse(self, rehearsal: Rehearsal) -> None:
-        for batch in rehearsal.batches:
+    def _rehearse(self, batches: Sequence[Batch]) -> None:
+        for batch in batches:
             self.launch(batch).wait()
 
     def _check(self, batch: Batch) -> None:

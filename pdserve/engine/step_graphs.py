@@ -15,7 +15,8 @@ from pdserve.engine.staging import integers_on_host
 from pdserve.engine.step_input import StepInput, StepShape
 
 MOST_TOKENS = (64, 128, 256, 512)  # of steps that have longer chunks than one token
-MOST_CHUNKS = (2, 17)  # in them; a third size holds as many as there may be
+MOST_CHUNKS = (2, 17)  # in them; a third size holds as many as there may be, but
+MOST_OF_ALL = 256  # flash-attn works with more in another way, which takes longer for few
 
 # → logits [S, V] after each chunk, and the likeliest tokens [S], which are kept already
 Forward = Callable[[StepInput, StepShape], tuple[Tensor, Tensor]]
@@ -103,7 +104,7 @@ def chunk_shapes(max_num_seqs: int, max_model_len: int) -> list[StepShape]:
     shapes = []
     for num_tokens in MOST_TOKENS:
         if num_tokens <= max_model_len:
-            most = min(max_num_seqs + 1, num_tokens - 1)
+            most = min(max_num_seqs + 1, num_tokens - 1, MOST_OF_ALL)
             counts = sorted({min(count, most) for count in MOST_CHUNKS} | {most})
             shapes += [_chunk_shape(num_tokens, count) for count in counts]
     return shapes

@@ -19,6 +19,7 @@ from pdserve.engine.staging import on_device
 DTYPES = (torch.bfloat16, torch.float16)
 HEAD_SIZES = range(8, 129, 8)
 ARCHITECTURES = (9, 10)  # Hopper, Blackwell
+LONGEST_AT_LEAST = 64  # told of shorter chunks the package compiles once more, in a request
 
 
 class FlashAttention:
@@ -53,7 +54,7 @@ class FlashAttention:
         self._positions = metadata.positions
         self._cells = metadata.cells(owners, self._kv.layout.block_size)
         self._block_tables = tables
-        self._longest, self._longest_context = max(lengths), max(ends)
+        self._longest, self._longest_context = max(*lengths, LONGEST_AT_LEAST), max(ends)
         self._is_first = not any(metadata.starts)
 
     def plan_decodes(self, positions: Tensor, block_tables: Tensor) -> None:
