@@ -36,32 +36,43 @@ def runner_of(model_dir: Path, *, cuda_graphs: bool) -> ModelRunner:
     return runner
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3", "mistral_window"])
-def test_answers_do_not_depend_on_graphs(family: str, model_of: ModelOf) -> None:
-    with_graphs = runner_of(model_of(family), cuda_graphs=True)
-    without = runner_of(model_of(family), cuda_graphs=False)
+@pytest.fixture(scope="module")
+def with_graphs(model_of: ModelOf) -> ModelRunner:
+    return runner_of(model_of("llama"), cuda_graphs=True)
+
+
+@pytest.fixture(scope="module")
+def without(model_of: ModelOf) -> ModelRunner:
+    return runner_of(model_of("llama"), cuda_graphs=False)
+
+
+def test_answers_do_not_depend_on_graphs(with_graphs: ModelRunner, without: ModelRunner) -> None:
     for count in (1, 2, 3, 7, 8, 13, 21):  # exactly a captured size, and between two
         assert greedy(with_graphs, prompts(count), NUM_TOKENS) == greedy(
             without, prompts(count), NUM_TOKENS
         )
 
 
+@pytest.mark.parametrize("family", ["qwen3", "mistral_window"])
+def test_nor_do_those_of_other_families(family: str, model_of: ModelOf) -> None:
+    runners = [runner_of(model_of(family), cuda_graphs=graphs) for graphs in (True, False)]
+    answers = [greedy(runner, prompts(7), NUM_TOKENS, chunk_len=20) for runner in runners]
+    assert answers[0] == answers[1]
+
+
 @pytest.mark.parametrize("chunk_len", [5, 16, 60])
-def test_answers_do_not_depend_on_graphs_of_chunks(chunk_len: int, model_of: ModelOf) -> None:
+def test_answers_do_not_depend_on_graphs_of_chunks(
+    chunk_len: int, with_graphs: ModelRunner, without: ModelRunner
+) -> None:
     """Prompts of many lengths, and what is left of the longer ones, in one step."""
-    with_graphs = runner_of(model_of("llama"), cuda_graphs=True)
-    without = runner_of(model_of("llama"), cuda_graphs=False)
     for count in (1, 2, 4, 9):
         assert greedy(with_graphs, prompts(count), 6, chunk_len=chunk_len) == greedy(
             without, prompts(count), 6, chunk_len=chunk_len
         )
 
 
-@pytest.mark.parametrize("cuda_graphs", [True, False])
-def test_a_prompt_joins_decoding_sequences_in_one_step(
-    cuda_graphs: bool, model_of: ModelOf
-) -> None:
-    runner = runner_of(model_of("llama"), cuda_graphs=cuda_graphs)
+def test_a_prompt_joins_decoding_sequences_in_one_step(with_graphs: ModelRunner) -> None:
+    runner = with_graphs
     first, second = prompts(2)
     alone = [greedy(runner, [prompt], 4)[0] for prompt in (first, second)]
     start = Batch(step=0, joined=(joined(0, range(8), len(first)),), chunks=(chunk(0, 0, first),))
@@ -96,9 +107,9 @@ def test_a_prompt_joins_decoding_sequences_in_one_step(
 
 
 def test_a_small_step_is_one_launch_of_a_graph(
-    model_of: ModelOf, monkeypatch: pytest.MonkeyPatch
+    with_graphs: ModelRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    runner = runner_of(model_of("llama"), cuda_graphs=True)
+    runner = with_graphs
     prompt = prompts(1)[0] + [1]
 
     def never(*args: object) -> None:
@@ -112,9 +123,9 @@ def test_a_small_step_is_one_launch_of_a_graph(
     runner.launch(Batch(step=2, left=(Slot(0),)))
 
 
-def test_replays_leave_other_blocks_alone(model_of: ModelOf) -> None:
-    """Rows that only fill a graph up repeat the first row: they write nothing of their own."""
-    runner = runner_of(model_of("llama"), cuda_graphs=True)
+def test_replays_leave_other_blocks_alone(with_graphs: ModelRunner) -> None:
+    """What only fills a graph up is written to the spare block."""
+    runner = with_graphs
     many = prompts(9)  # runs in the graph of 16
     greedy(runner, many, 2)
     used = 9 * max(runner.layout.num_blocks_for(len(p) + 6) for p in many)
