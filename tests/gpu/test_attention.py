@@ -37,14 +37,12 @@ def fused() -> Kernels:
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
     """Few head shapes: each is a kernel to compile."""
-    num_heads, num_kv_heads, size = draw(
-        st.sampled_from([(4, 1, 64), (32, 8, 128), (3, 3, 128), (14, 2, 64)])
-    )
+    num_heads, num_kv_heads, size = draw(st.sampled_from([(32, 8, 128), (3, 3, 128), (14, 2, 64)]))
     lengths = st.one_of(st.just(1), st.integers(2, 12), st.integers(13, 300))
     chunk = st.tuples(st.just(0) | st.integers(0, 400), lengths)
     return Case(
         heads=HeadShape(num_heads=num_heads, num_kv_heads=num_kv_heads, head_size=size),
-        block_size=draw(st.sampled_from([8, 16, 24, 64, 128, 256])),
+        block_size=draw(st.sampled_from([16, 24, 128])),
         chunks=tuple(draw(st.lists(chunk, min_size=1, max_size=5))),
         dtype="bfloat16",
         kv_dtype="bfloat16",
@@ -53,7 +51,7 @@ def cases(draw: st.DrawFn) -> Case:
 
 
 @given(case=cases())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_any_mix_of_chunks_is_dense_attention_and_sdpa(case: Case) -> None:
     ours, oracle = (Step(case, GPU, unwritten=POISON) for _ in range(2))
     found = attend(flash_attention(ours), ours, fused())
@@ -63,8 +61,7 @@ def test_any_mix_of_chunks_is_dense_attention_and_sdpa(case: Case) -> None:
     assert torch.equal(ours.kv.tensor, oracle.kv.tensor)
 
 
-@pytest.mark.parametrize("window", [1, 17, 100])
-@pytest.mark.parametrize("start", [0, 37, 300])
+@pytest.mark.parametrize(("window", "start"), [(1, 37), (17, 0), (17, 300), (100, 300)])
 def test_a_sliding_window(window: int, start: int) -> None:
     heads = HeadShape(num_heads=8, num_kv_heads=2, head_size=64, sliding_window=window)
     case = Case(
@@ -154,7 +151,7 @@ def decode_cases(draw: st.DrawFn) -> Case:
 
 
 @given(case=decode_cases())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_decode_steps_in_triton_are_dense_attention_and_sdpa(case: Case) -> None:
     ours, oracle = (Step(case, GPU) for _ in range(2))
     found = attend(triton_attention(ours), ours, fused())

@@ -69,18 +69,23 @@ def test_silu_of_huge_gates_is_finite() -> None:
     assert_close(ours().silu_mul(gate_up), ORACLE.silu_mul(gate_up))
 
 
-@given(
-    rows=ROWS,
-    heads=st.sampled_from([(4, 2), (32, 8), (1, 1), (14, 2)]),
-    size=st.sampled_from([16, 24, 64, 128]),
-    dtype=DTYPES,
-    seed=st.integers(0, 99),
+# Few shapes: each is a kernel to compile.
+ROTATIONS = st.sampled_from(
+    [
+        ((4, 2), 16, torch.float32),
+        ((32, 8), 128, torch.bfloat16),
+        ((1, 1), 24, torch.float16),
+        ((14, 2), 64, torch.bfloat16),
+    ]
 )
-@settings(max_examples=40, deadline=None)
+
+
+@given(rows=ROWS, shape=ROTATIONS, seed=st.integers(0, 99))
+@settings(max_examples=20, deadline=None)
 def test_rotation_in_place_of_views(
-    rows: int, heads: tuple[int, int], size: int, dtype: torch.dtype, seed: int
+    rows: int, shape: tuple[tuple[int, int], int, torch.dtype], seed: int
 ) -> None:
-    q, kv = heads
+    (q, kv), size, dtype = shape
     qkv = random(seed, rows, q + 2 * kv, size, dtype=dtype)
     table = random(seed + 1, 90, size, dtype=torch.float32)
     positions = torch.randint(90, (rows,), device=GPU)
@@ -91,26 +96,24 @@ def test_rotation_in_place_of_views(
     assert torch.equal(found[:, q + kv :], qkv[:, q + kv :])  # v is left alone
 
 
-@given(
-    rows=ROWS,
-    heads=st.sampled_from([(4, 2), (32, 8), (1, 1), (14, 2), (20, 20)]),
-    size=st.sampled_from([16, 24, 64, 128]),
-    block_size=st.sampled_from([1, 16, 24]),
-    dtype=DTYPES,
-    kv_dtype=DTYPES,
-    seed=st.integers(0, 99),
+# Query heads, KV heads, head size, block size, dtypes of the model and of the cache.
+WRITES = st.sampled_from(
+    [
+        (4, 2, 16, 1, torch.float32, torch.float32),
+        (32, 8, 128, 16, torch.bfloat16, torch.bfloat16),
+        (14, 2, 64, 24, torch.float32, torch.bfloat16),
+        (1, 1, 24, 16, torch.float16, torch.float16),
+        (20, 20, 64, 16, torch.bfloat16, torch.float32),
+    ]
 )
-@settings(max_examples=60, deadline=None)
+
+
+@given(rows=ROWS, shape=WRITES, seed=st.integers(0, 99))
+@settings(max_examples=25, deadline=None)
 def test_rotation_and_the_write_into_pages(
-    rows: int,
-    heads: tuple[int, int],
-    size: int,
-    block_size: int,
-    dtype: torch.dtype,
-    kv_dtype: torch.dtype,
-    seed: int,
+    rows: int, shape: tuple[int, int, int, int, torch.dtype, torch.dtype], seed: int
 ) -> None:
-    q, kv = heads
+    q, kv, size, block_size, dtype, kv_dtype = shape
     qkv = random(seed, rows, q + 2 * kv, size, dtype=dtype)
     table = random(seed + 1, 90, size, dtype=torch.float32)
     positions = torch.randint(90, (rows,), device=GPU)
