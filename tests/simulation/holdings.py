@@ -166,8 +166,10 @@ class Holdings:
                 yield _unwanted(host, "prefill", handoff, TELL_AND_DRAIN, decode)
         scheduler = node.scheduler
         queued = {*scheduler._waiting, *scheduler._running}
-        for sequence in queued - node._by_sequence.keys():
-            yield _unwanted(host, "place in the scheduler", sequence.key, NOW)
+        for sequence in queued:
+            prefill = node._by_sequence.get(sequence)
+            if prefill is None or prefill.error is not None:
+                yield _unwanted(host, "place in the scheduler", sequence.key, NOW)
         for handoff in node._link_meter._sending.keys() - node._prefills.keys():
             yield _unwanted(host, "measured handoff", handoff, NOW)
         for peer_id in node._sessions:

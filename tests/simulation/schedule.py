@@ -159,7 +159,7 @@ _CLUSTERS = st.builds(
     max_queued=st.sampled_from([None, None, 2]),
     queue_timeout_s=st.sampled_from([None, None, 2.0, 0.25]),
     max_prefill_wait_s=st.sampled_from([None, None, 0.5]),
-    request_timeout_s=st.sampled_from([None, None, 3.0]),
+    request_timeout_s=st.sampled_from([None, None, 3.0, 0.5]),
 )
 
 SCHEDULES = st.builds(

@@ -30,6 +30,7 @@ LOOK_S = 0.1  # between two looks at what is waited for
 HEAL_S = 150.0  # back-offs and trials of breakers included
 SETTLE_S = 2.0  # who was stopped hears what has come meanwhile
 IDLE_S = 5.0  # from the last answer to the last free block
+PROBE_LENS = (13, 30, 1)  # of prompts that are asked when all is well again
 SLOWEST = 10  # times that a token may be computed, as it were
 LOST_NODE = {"node_lost_error", "no_node_error", "rank_error"}
 
@@ -93,7 +94,8 @@ class Simulation:
         for client in self.clients:
             self._check_error(client)
         await self._until(self._is_whole, HEAL_S, "the cluster heals", stays_s=SETTLE_S)
-        await self._probe()
+        for prompt_len in PROBE_LENS:
+            await self._probe(prompt_len)
         await self._until(self._is_idle, IDLE_S, "everything is free")
         self._check_idle()
 
@@ -117,11 +119,11 @@ class Simulation:
         asking.cancel()
         self.loop.call_soon(self._bounds.look)
 
-    async def _probe(self) -> None:
+    async def _probe(self, prompt_len: int) -> None:
         """After all that, a request to each router is answered, and rightly."""
         num_before = len(self.clients)
         for i in range(len(self.routers)):
-            self._ask(Wish(at_s=0, router=i, prompt_len=13, max_tokens=6))
+            self._ask(Wish(at_s=0, router=i, prompt_len=prompt_len, max_tokens=6))
         probes = self.clients[num_before:]
         within_s = self._longest_run_s()
         await self._until(lambda: all(p.is_over for p in probes), within_s, "the next ones end")
