@@ -9,6 +9,9 @@ import pytest
 import pytest_asyncio
 from google.protobuf import descriptor_pb2, descriptor_pool, json_format, message_factory
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
+    ProtoReflectionDescriptorDatabase,
+)
 
 from pdserve.core import errors
 from pdserve.core.config import LimitsConfig
@@ -156,6 +159,25 @@ async def test_reflection_is_enough_to_call_without_our_stubs(
     )
     answers = [json_format.MessageToDict(message) async for message in call(request)]
     assert "".join(answer.get("text", "") for answer in answers) == ANSWER
+
+
+async def test_grpcios_own_reflection_client_is_enough_too(world: World) -> None:
+    def ask() -> str:
+        with grpc.insecure_channel(world.router.grpc_address) as channel:
+            database = ProtoReflectionDescriptorDatabase(channel)
+            assert "pdserve.v1.Inference" in database.get_services()
+            pool = descriptor_pool.DescriptorPool(database)  # type: ignore[arg-type]
+            method = pool.FindServiceByName("pdserve.v1.Inference").FindMethodByName("Generate")
+            make = message_factory.GetMessageClass
+            call = channel.unary_stream(
+                "/pdserve.v1.Inference/Generate",
+                request_serializer=lambda message: message.SerializeToString(),
+                response_deserializer=make(method.output_type).FromString,
+            )
+            request = json_format.Parse('{"text": "Hello"}', make(method.input_type)())
+            return "".join(message.text for message in call(request))
+
+    assert await asyncio.to_thread(ask) == ANSWER
 
 
 async def reflected(channel: grpc.aio.Channel, symbol: str) -> descriptor_pool.DescriptorPool:
