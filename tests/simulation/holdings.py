@@ -167,8 +167,8 @@ class Holdings:
         scheduler = node.scheduler
         queued = {*scheduler._waiting, *scheduler._running}
         for sequence in queued:
-            prefill = node._by_sequence.get(sequence)
-            if prefill is None or prefill.error is not None:
+            owner = node._by_sequence.get(sequence)
+            if owner is None or owner.error is not None:
                 yield _unwanted(host, "place in the scheduler", sequence.key, NOW)
         for handoff in node._link_meter._sending.keys() - node._prefills.keys():
             yield _unwanted(host, "measured handoff", handoff, NOW)
