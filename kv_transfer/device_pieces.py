@@ -57,17 +57,10 @@ class DevicePieces:
         self._stream = torch.cuda.Stream(kv.device)  # type: ignore[no-untyped-call]
         self._starts = torch.empty(2 * MAX_ITEMS, dtype=torch.int64).pin_memory()
         self._device_starts = torch.empty_like(self._starts, device=kv.device)
+        self._try_out(kv.shape[4] * self._token_words, stride=1)
 
     def warm_up(self, unit: int) -> None:
-        """Both forms of the kernel, within a buffer of its own."""
-        row = unit * self._token_words
-        scratch = torch.zeros(4 * row, dtype=torch.int32, device=self._kv.device)
-        torch.cuda.current_stream(self._kv.device).synchronize()  # sync: another stream uses it
-        for stride in (row, 2 * row):
-            target = _Side(scratch.data_ptr(), np.zeros(1, np.int64), stride)
-            source = _Side(scratch.data_ptr(), np.full(1, row, np.int64), stride)
-            for programs in (LOCAL_PROGRAMS, REMOTE_PROGRAMS):
-                self._copy(target, source, 1, row, programs)
+        self._try_out(unit * self._token_words, stride=2)
 
     def blank(self, num_bytes: int) -> Payload:
         with torch.cuda.stream(self._stream):
@@ -105,6 +98,16 @@ class DevicePieces:
             return payload
         with torch.cuda.stream(self._stream):
             return torch.from_numpy(payload.copy()).to(self._kv.device)
+
+    def _try_out(self, row: int, *, stride: int) -> None:
+        """Compile and load the kernel for rows ``stride`` rows apart, in a buffer of its own."""
+        with torch.cuda.stream(self._stream):
+            scratch = torch.zeros(2 * row, dtype=torch.int32, device=self._kv.device)
+        target, source = (
+            _Side(scratch.data_ptr(), np.full(1, start, np.int64), stride * row)
+            for start in (0, row)
+        )
+        self._copy(target, source, 1, row)
 
     def _here(self, blocks: Sequence[BlockId], pieces: range, head: int, unit: int) -> _Side:
         address, block_size = self._kv.data_ptr(), self._kv.shape[4]

@@ -37,7 +37,7 @@ class Pieces(Protocol):
     num_blocks: int
 
     def warm_up(self, unit: int) -> None:
-        """Get everything ready that copying pieces of ``unit`` tokens needs."""
+        """Get ready for a peer with other blocks than ours: pieces of ``unit`` tokens."""
 
     def blank(self, num_bytes: int) -> Payload:
         """A payload of zeros, for warming links."""

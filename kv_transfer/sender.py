@@ -172,7 +172,8 @@ class Sender:
             )
         make_link = load_link(peer.transport)
         dialled = _Peer(peer, exchange_unit(local.layout, peer.layout), {})
-        local.pieces.warm_up(dialled.unit)
+        if peer.layout.block_size != local.layout.block_size:
+            local.pieces.warm_up(dialled.unit)
         for part in head_slices(local.layout, peer.layout):
             if part.sender_rank != local.rank:
                 continue

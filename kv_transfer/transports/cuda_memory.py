@@ -57,7 +57,9 @@ class CudaMemory:
                 text = ctypes.c_char_p()
                 driver.cuGetErrorString(status, ctypes.byref(text))
                 reason = (text.value or b"").decode() or f"error {status}"
-                raise LinkDownError(f"CUDA IPC: {name}: {reason}")
+                raise LinkDownError(
+                    f"CUDA IPC: {name}: {reason}; kv_transfer.transport nccl works without"
+                )
 
 
 @cache

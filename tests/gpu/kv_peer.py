@@ -63,11 +63,13 @@ class MortalLink:
 
     def __init__(self, stream: Stream, setting: LinkSetting) -> None:
         self._link = cuda_ipc_link(stream, setting)
+        self._is_dialled = stream.is_dialled
         self._operations = 0
         self.payloads = self._link.payloads
 
     def send(self, message: Message) -> None:
-        if isinstance(message.body, Frame | Warm):
+        is_offer = isinstance(message.body, Warm) and self._is_dialled
+        if is_offer or isinstance(message.body, Frame):
             self._count()
         self._link.send(message)
 
