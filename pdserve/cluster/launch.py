@@ -25,8 +25,9 @@ from pdserve.cluster.host_check import RayLookout, Wanted, check_hosts, hosts_fo
 from pdserve.cluster.incarnation import shared_dir
 from pdserve.cluster.process_log import log_dir, prints_to_file
 from pdserve.cluster.protection import find_protection, gaps, settled
+from pdserve.cluster.ray_head import RayHead
 from pdserve.cluster.ray_launcher import RayLauncher
-from pdserve.cluster.ray_session import joined_ray, private_ray
+from pdserve.cluster.ray_session import RaySession, joined_ray, private_ray
 from pdserve.cluster.readiness import wait_until_ready
 from pdserve.cluster.resolve import Hardware, ResolvedCluster, cpus_needed, resolve
 from pdserve.cluster.run_file import Claim, RunRecord, claim, run_folder
@@ -57,6 +58,7 @@ class OpenedSite:
     site: Site
     claim: Claim
     record: RunRecord
+    head: RayHead
 
 
 @contextmanager
@@ -88,7 +90,8 @@ def opened_site(
         say("logs", record.log_dir)
         undo.enter_context(prints_to_file(held.name, "command"))
         began_s = time.monotonic()
-        hardware = undo.enter_context(_ray(planned, Path(record.leftovers[0]), watch))
+        session = undo.enter_context(_ray(planned, record, watch))
+        hardware = session.hardware
         say("ray", f"{_describe_ray(config, hardware)} ({time.monotonic() - began_s:.1f} s)")
         cluster = resolve(config, planned.model, hardware)
         _check_hosts(cluster, hardware, model_dir, identity)
@@ -101,7 +104,7 @@ def opened_site(
             admin_token=record.admin_token,
             protection=protection,
         )
-        yield OpenedSite(site=site, claim=held, record=record)
+        yield OpenedSite(site=site, claim=held, record=record, head=session.head)
 
 
 class Cluster:
@@ -139,7 +142,7 @@ async def start_cluster(opened: OpenedSite, say: Say) -> Cluster:
             _publish(opened, router, supervisor.standings)
 
     supervisor = Supervisor(
-        RayLauncher(site, say),
+        RayLauncher(site, opened.head, say),
         site.cluster.nodes,
         clock=MonotonicClock(),
         backoff=Backoff(),
@@ -219,11 +222,12 @@ def _first_record(name: str) -> RunRecord:
 
 
 def _ray(
-    planned: ResolvedCluster, temp_dir: Path, watch: SignalWatch
-) -> AbstractContextManager[Hardware]:
+    planned: ResolvedCluster, record: RunRecord, watch: SignalWatch
+) -> AbstractContextManager[RaySession]:
     address = planned.config.ray.address
     if address == "local":
-        return private_ray(cpus_needed(planned.nodes) + ROOM_TO_GROW, temp_dir, watch)
+        num_cpus = cpus_needed(planned.nodes) + ROOM_TO_GROW
+        return private_ray(num_cpus, Path(record.leftovers[0]), Path(record.log_dir), watch)
     return joined_ray(address, watch)
 
 

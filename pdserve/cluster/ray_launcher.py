@@ -17,10 +17,11 @@ from pdserve.cluster.actors import CALL_THREADS, FrontActor, RankActor
 from pdserve.cluster.front import NodeFacts, RouterAddress
 from pdserve.cluster.front_pulse import silent
 from pdserve.cluster.incarnation import Incarnation, new_incarnation_id
+from pdserve.cluster.ray_head import RayHead
 from pdserve.cluster.ray_processes import CONTROL_TIMEOUT_S, Process, ProcessGroup
 from pdserve.cluster.resolve import NodePlan
 from pdserve.cluster.site import Site
-from pdserve.core.errors import NodeLostError, PdserveError
+from pdserve.core.errors import NodeLostError, PdserveError, RayLostError
 from pdserve.core.node import NodeAddress, NodeStanding
 from pdserve.core.orders import OrderAnswer, PlacedOrder
 
@@ -98,14 +99,16 @@ class RayFront(Generic[Facts]):
 class RayLauncher:
     """A ``Launcher``. Says where each thing runs once it does."""
 
-    def __init__(self, site: Site, say: Callable[[str, str], None]) -> None:
+    def __init__(self, site: Site, head: RayHead, say: Callable[[str, str], None]) -> None:
         self._site = site
+        self._head = head
         self._say = say
         self._log_format = site.cluster.config.observability.log_format
         # Making a node anew costs more than going on elsewhere, which others do after silence_s.
         self._front_silence_s = 2 * site.cluster.config.network.silence_s
 
     async def start_node(self, plan: NodePlan) -> RayFront[NodeFacts]:
+        await self._check_ray()
         incarnation = Incarnation(
             id=new_incarnation_id(plan.name),
             site=self._site,
@@ -116,7 +119,7 @@ class RayLauncher:
         group = placement.place(plan)
         front = self._front(plan.name, placement.front_options(group))
         ranks = [self._rank(group, plan, rank) for rank in range(plan.pool.tensor_parallel_size)]
-        processes = ProcessGroup([front, *ranks], group)
+        processes = ProcessGroup([front, *ranks], group, self._head)
         for rank, process in enumerate(ranks):
             processes.watch(process, process.start_call("run", incarnation, rank))
         began_s = time.monotonic()
@@ -127,12 +130,18 @@ class RayLauncher:
         return node
 
     async def start_router(self) -> RayFront[RouterAddress]:
+        await self._check_ray()
         router = self._front("router", placement.router_options())
-        running = await self._start(router, ProcessGroup([router], None), "router", self._site)
+        processes = ProcessGroup([router], None, self._head)
+        running = await self._start(router, processes, "router", self._site)
         address = running.facts
         scheme = self._site.cluster.config.security.scheme
         self._say("router", f"HTTP {scheme}://{address.http}, gRPC {address.grpc}")
         return running
+
+    async def _check_ray(self) -> None:
+        if not await self._head.usable():
+            raise RayLostError("Ray is gone")
 
     async def _start(
         self, front: Process, processes: ProcessGroup, entry: str, order: object

@@ -15,6 +15,7 @@ from ray.exceptions import RayActorError, RayError
 from ray.util.placement_group import PlacementGroup, remove_placement_group
 
 from pdserve.cluster.outcome import Failure
+from pdserve.cluster.ray_head import RayHead
 from pdserve.core.errors import InternalError, NodeLostError, PdserveError
 
 logger = logging.getLogger(__name__)
@@ -77,9 +78,12 @@ class Ending:
 class ProcessGroup:
     """Processes that end together."""
 
-    def __init__(self, processes: Sequence[Process], group: PlacementGroup | None) -> None:
+    def __init__(
+        self, processes: Sequence[Process], group: PlacementGroup | None, head: RayHead
+    ) -> None:
         self._processes = processes
         self._group = group
+        self._head = head
         self._endings: list[Ending] = []
 
     def watch(self, process: Process, call: Answer) -> None:
@@ -111,6 +115,8 @@ class ProcessGroup:
 
     async def kill(self) -> None:
         """End all processes now and wait until they are gone. May be called again."""
+        if not await self._head.usable():
+            return  # they end with Ray
         for process in self._processes:
             process.kill()
         if self._group is not None:

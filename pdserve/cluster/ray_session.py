@@ -6,6 +6,7 @@ has to run before this module is imported. Call from the main thread: Ray's proc
 thread that started them.
 """
 
+import ctypes
 import logging
 import math
 import os
@@ -13,12 +14,13 @@ import signal
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import ray
 
+from pdserve.cluster.ray_head import WATCHED, JoinedHead, PrivateHead, RayHead
 from pdserve.cluster.resolve import Hardware, Host
 from pdserve.cluster.signal_watch import SignalWatch
 from pdserve.cluster.signals import SIGNALS
@@ -27,11 +29,23 @@ from pdserve.core.errors import ConfigError
 NAMESPACE = "pdserve"
 OBJECT_STORE_BYTES = 80 << 20  # about Ray's least: nothing of ours goes there
 CONNECT_TIMEOUT_S = 5.0
+ADOPT_ORPHANS = 36  # prctl's PR_SET_CHILD_SUBREAPER
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RaySession:
+    """A Ray that is up."""
+
+    hardware: Hardware
+    head: RayHead
 
 
 @contextmanager
-def private_ray(num_cpus: float, temp_dir: Path, watch: SignalWatch) -> Iterator[Hardware]:
-    """A Ray of our own inside the block."""
+def private_ray(
+    num_cpus: float, temp_dir: Path, kept_logs: Path, watch: SignalWatch
+) -> Iterator[RaySession]:
+    """A Ray of our own inside the block. ``kept_logs``: where its log goes should it die."""
+    _adopt_orphans()
     with _children_in_groups_of_their_own():
         _init(
             watch,
@@ -42,13 +56,15 @@ def private_ray(num_cpus: float, temp_dir: Path, watch: SignalWatch) -> Iterator
             _temp_dir=str(temp_dir),
         )
     try:
-        yield replace(_hardware(), num_cpus=None, hosts=())  # CPUs: as many as were asked for
+        # CPUs: as many as were asked for
+        hardware = replace(_hardware(), num_cpus=None, hosts=())
+        yield RaySession(hardware=hardware, head=_private_head(kept_logs, watch))
     finally:
         ray.shutdown()
 
 
 @contextmanager
-def joined_ray(address: str, watch: SignalWatch) -> Iterator[Hardware]:
+def joined_ray(address: str, watch: SignalWatch) -> Iterator[RaySession]:
     """A connection to a running Ray cluster inside the block. Raises ConfigError."""
     _check_reachable(address)
     try:
@@ -56,7 +72,7 @@ def joined_ray(address: str, watch: SignalWatch) -> Iterator[Hardware]:
     except (ConnectionError, ValueError, RuntimeError) as error:
         raise ConfigError(f"ray.address: cannot join {address!r}: {error}") from error
     try:
-        yield _hardware()
+        yield RaySession(hardware=_hardware(), head=_joined_head(address))
     finally:
         ray.shutdown()
 
@@ -70,6 +86,32 @@ def _check_reachable(address: str) -> None:
         socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT_S).close()
     except (OSError, OverflowError) as error:
         raise ConfigError(f"ray.address: no Ray listens at {address!r}: {error}") from error
+
+
+def _private_head(kept_logs: Path, watch: SignalWatch) -> PrivateHead:
+    node = _node()
+    processes = {name: node.all_processes[name][0].process.pid for name in WATCHED}
+    ray_logs = Path(node.get_logs_dir_path())
+    return PrivateHead(processes=processes, ray_logs=ray_logs, kept_logs=kept_logs, watch=watch)
+
+
+def _joined_head(address: str) -> JoinedHead:
+    if address.startswith("ray://"):
+        log = "/tmp/ray/session_latest/logs/ray_client_server.err"
+        return JoinedHead(address=address.removeprefix("ray://"), log=log)
+    log = f"{_node().get_logs_dir_path()}/gcs_server.out"
+    return JoinedHead(address=ray.get_runtime_context().gcs_address, log=log)
+
+
+def _node() -> Any:  # noqa: ANN401  (Ray's own)
+    """What Ray knows of this host. Not where Ray is joined through its client."""
+    return ray._private.worker._global_node
+
+
+def _adopt_orphans() -> None:
+    """What Ray has started stays below this process when Ray dies, so that it can be ended."""
+    if ctypes.CDLL(None, use_errno=True).prctl(ADOPT_ORPHANS, 1, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), "prctl: this process can not adopt orphans")
 
 
 @contextmanager

@@ -5,6 +5,7 @@ import time
 
 from pdserve.cluster.console import Console
 from pdserve.cluster.launch import Cluster, OpenedSite, opened_site, start_cluster
+from pdserve.cluster.ray_head import RayHead
 from pdserve.cluster.signal_watch import watched_signals
 from pdserve.cluster.signals import (
     StopRequestedError,
@@ -14,6 +15,7 @@ from pdserve.cluster.signals import (
     unless,
 )
 from pdserve.core.config import ClusterConfig
+from pdserve.core.errors import RayLostError
 
 
 def serve(config: ClusterConfig, name: str | None, grace_s: float, console: Console) -> int:
@@ -33,15 +35,35 @@ def serve(config: ClusterConfig, name: str | None, grace_s: float, console: Cons
 
 
 async def _serve(opened: OpenedSite, grace_s: float, console: Console, began_s: float) -> None:
+    """Raises RayLostError where Ray is gone before a signal has come; all has ended then."""
     with caught_signals() as signals:
+        watching = asyncio.create_task(_watch_ray(opened.head, signals))
         try:
             cluster = await unless(signals.first, start_cluster(opened, console.say))
+            _say_where(opened, cluster, console, time.monotonic() - began_s)
+            await signals.first.wait()
+            if watching.done():
+                console.say("stopping", "Ray is gone, and everything ends with it")
+                await close(cluster, 0.0, signals)
+            else:
+                text = f"requests may finish for {grace_s:g} s; again: stop at once"
+                console.say("stopping", text)
+                await close(cluster, grace_s, signals)
         except StopRequestedError:
-            return
-        _say_where(opened, cluster, console, time.monotonic() - began_s)
-        await signals.first.wait()
-        console.say("stopping", f"requests may finish for {grace_s:g} s; again: stop at once")
-        await close(cluster, grace_s, signals)
+            pass
+        finally:
+            watching.cancel()
+    if watching.done() and not watching.cancelled():
+        raise watching.result()
+
+
+async def _watch_ray(head: RayHead, signals: StopSignals) -> RayLostError:
+    """The loss of Ray is as good as a signal; two, where nothing is left to be ended in order."""
+    error = await head.lost()
+    if head.end():
+        signals.second.set()
+    signals.first.set()
+    return error
 
 
 async def close(cluster: Cluster, grace_s: float, signals: StopSignals) -> None:

@@ -12,7 +12,7 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -64,10 +64,11 @@ def watch(pid: int, at_once_s: float) -> None:
             guard.read(numbers, time.monotonic())
 
 
-def kill_below(pid: int) -> int:
+def kill_below(pid: int, spared: Collection[int] = ()) -> int:
     """Kill all processes below ``pid`` but this one, also those started meanwhile; how many."""
+    spared = {*spared, os.getpid()}
     killed: set[int] = set()
-    while found := [each for each in _descendants(pid) if each != os.getpid()]:
+    while found := [each for each in _descendants(pid) if each not in spared]:
         for each in found:
             with suppress(ProcessLookupError):
                 os.kill(each, signal.SIGKILL)

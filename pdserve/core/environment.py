@@ -77,6 +77,7 @@ _PRIVATE_RAY = {
     "RAY_enable_worker_prestart": "0",
     "RAY_prestart_worker_first_driver": "0",
     "RAY_enable_metrics_collection": "0",
+    "RAY_ENABLE_AUTO_CONNECT": "0",  # a call after its end must not start another
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # else a warning at every start
     "RAY_DISABLE_DOCKER_CPU_WARNING": "1",
     "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1",

@@ -20,6 +20,7 @@
     ├── HandshakeError                503   FAILED_PRECONDITION  the pair stays apart
     ├── RankError                     500   INTERNAL             node: ends whole
     │   └── RingClosedError                                      the other side of a ring is gone
+    ├── RayLostError                  –     –                    command line: all ends, exit 1
     ├── ConfigError                   –     –                    command line: exit 2
     ├── ModelFilesError               –     –                    command line: exit 2
     │   ├── ModelNotFoundError
@@ -174,6 +175,10 @@ class RankError(PdserveError):
 
 class RingClosedError(RankError):
     """The process at the other end of a ring has closed it or is dead."""
+
+
+class RayLostError(PdserveError):
+    """The Ray that a cluster runs on is gone; the message says what died and where its log is."""
 
 
 class ConfigError(PdserveError):

@@ -19,7 +19,7 @@ set_up_private_ray()
 import ray
 from pdserve.cluster.ray_session import private_ray
 from pdserve.cluster.signal_watch import watched_signals
-with watched_signals() as watch, private_ray(2, Path(sys.argv[1]), watch):
+with watched_signals() as watch, private_ray(2, Path(sys.argv[1]), Path(sys.argv[1]), watch):
     answer = ray.get(ray.remote(lambda: "ours").remote())
     print(ray.get_runtime_context().gcs_address, answer, flush=True)
     sys.stdin.readline()
