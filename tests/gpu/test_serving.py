@@ -1,7 +1,4 @@
-"""`pdserve serve` through Ray on GPUs: a prefill and a decode node, and many callers at once.
-
-With one GPU the two nodes share it; NCCL wants one for each.
-"""
+"""`pdserve serve` through Ray on two GPUs: prefill and decode node, and many callers at once."""
 
 import random
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +13,7 @@ from tests.cluster.golden import NEAR_TIE
 from tests.cluster.served import Served, served
 from tests.text.tiny_models import byte_level, save
 
-pytestmark = [pytest.mark.gpu, pytest.mark.ray, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.multigpu, pytest.mark.ray, pytest.mark.timeout(400)]
 
 NUM_REQUESTS = 256
 NUM_PROMPTS = 32  # that the requests share
@@ -83,18 +80,15 @@ def reference(model: torch.nn.Module, prompt: list[int], num_tokens: int) -> Cas
     return Case(prompt=prompt, tokens=tokens[len(prompt) :], margins=margins)
 
 
-@pytest.mark.parametrize(
-    "transport", [pytest.param("nccl", marks=pytest.mark.multigpu), "grpc", "auto"]
-)
+@pytest.mark.parametrize("transport", ["nccl", "cuda_ipc", "auto"])
 def test_256_callers_at_once_get_the_right_answers_and_every_block_comes_back(
     transport: str, model_dir: Path, cases: list[Case]
 ) -> None:
-    share = min(1.0, torch.cuda.device_count() / 2)
     settings = {
         "model.source": model_dir,
         "model.dtype": "float32",
-        "prefill.resources.num_gpus": share,
-        "decode.resources.num_gpus": share,
+        "prefill.resources.num_gpus": 1,
+        "decode.resources.num_gpus": 1,
         "prefill.gpu_memory_utilization": 0.2,
         "decode.gpu_memory_utilization": 0.2,
         "prefill.max_num_batched_tokens": 1024,
