@@ -93,7 +93,8 @@ def public_errors() -> list[type[PdserveError]]:
     named = [
         item for item in classes if issubclass(item, PdserveError) and item is not PdserveError
     ]
-    nobodys = (errors.ConfigError, errors.ModelFilesError, errors.RayLostError)  # the command line's
+    # The command line's.
+    nobodys = (errors.ConfigError, errors.ModelFilesError, errors.RayLostError)
     return [item for item in named if not issubclass(item, nobodys)]
 
 
