@@ -2,15 +2,20 @@
 
 A program works on one row (of one head, where there are heads). Like torch's, all compute in
 float32 and round once. Row numbers are int64 before they are multiplied.
+
+From Hopper on a kernel is launched before the one before it has ended, and lets the next be
+launched (programmatic dependent launch): it waits before it touches anything.
 """
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from pdserve.engine.kernels.interface import Destination
 
+HOPPER = 9
 SILU_BLOCK = 1024
 ROPE_HEADS = 8  # heads of one token that a program rotates
 ROPE_WARPS = 2
@@ -18,6 +23,9 @@ ROPE_WARPS = 2
 
 class TritonKernels:
     """For any float type on a GPU."""
+
+    def __init__(self) -> None:
+        self._overlaps = torch.cuda.get_device_capability()[0] >= HOPPER
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         size = x.shape[-1]
@@ -33,7 +41,9 @@ class TritonKernels:
             size,
             eps,
             BLOCK=triton.next_power_of_2(size),
+            OVERLAPS=self._overlaps,
             num_warps=_num_warps(size),
+            launch_pdl=self._overlaps,
         )
         return out
 
@@ -50,7 +60,9 @@ class TritonKernels:
             size,
             eps,
             BLOCK=triton.next_power_of_2(size),
+            OVERLAPS=self._overlaps,
             num_warps=_num_warps(size),
+            launch_pdl=self._overlaps,
         )
         return out
 
@@ -58,55 +70,73 @@ class TritonKernels:
         num_rows, size = gate_up.shape[0], gate_up.shape[1] // 2
         out = torch.empty(num_rows, size, dtype=gate_up.dtype, device=gate_up.device)
         grid = (num_rows, triton.cdiv(size, SILU_BLOCK))
-        _silu_mul[grid](out, gate_up, gate_up.stride(0), size, BLOCK=SILU_BLOCK)
+        _silu_mul[grid](
+            out,
+            gate_up,
+            gate_up.stride(0),
+            size,
+            BLOCK=SILU_BLOCK,
+            OVERLAPS=self._overlaps,
+            launch_pdl=self._overlaps,
+        )
         return out
 
     def rotate(self, q: Tensor, k: Tensor, positions: Tensor, table: Tensor) -> None:
-        _rotate_on_gpu(q, k, None, positions, table, None)
+        self._rotate(q, k, None, positions, table, None)
 
     def rotate_and_write(
         self, q: Tensor, k: Tensor, v: Tensor, positions: Tensor, table: Tensor, to: Destination
     ) -> None:
         assert len(to.cells) == len(k)  # a kernel does not look
-        _rotate_on_gpu(q, k, v, positions, table, to)
+        self._rotate(q, k, v, positions, table, to)
 
-
-def _rotate_on_gpu(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor | None,
-    positions: Tensor,
-    table: Tensor,
-    to: Destination | None,
-) -> None:
-    num_tokens, num_q_heads, size = q.shape
-    assert len(positions) == num_tokens
-    num_kv_heads = k.shape[1]
-    num_programs = triton.cdiv(num_q_heads, ROPE_HEADS) + triton.cdiv(num_kv_heads, ROPE_HEADS)
-    _rotate[(num_tokens, num_programs)](
-        q,
-        k,
-        v,
-        positions,
-        table,
-        None if to is None else to.pages,
-        None if to is None else to.cells,
-        *(stride for x in (q, k, k if v is None else v) for stride in x.stride()[:2]),
-        BLOCK_STRIDE=0 if to is None else to.pages.stride(0),
-        HEAD_STRIDE=0 if to is None else to.pages.stride(1),
-        B=1 if to is None else to.pages.shape[3],
-        HQ=num_q_heads,
-        HKV=num_kv_heads,
-        HALF=size // 2,
-        HEADS=ROPE_HEADS,
-        BLOCK=triton.next_power_of_2(size // 2),
-        WRITES=to is not None,
-        num_warps=ROPE_WARPS,
-    )
+    def _rotate(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor | None,
+        positions: Tensor,
+        table: Tensor,
+        to: Destination | None,
+    ) -> None:
+        num_tokens, num_q_heads, size = q.shape
+        assert len(positions) == num_tokens
+        num_kv_heads = k.shape[1]
+        num_programs = triton.cdiv(num_q_heads, ROPE_HEADS) + triton.cdiv(num_kv_heads, ROPE_HEADS)
+        _rotate[(num_tokens, num_programs)](
+            q,
+            k,
+            v,
+            positions,
+            table,
+            None if to is None else to.pages,
+            None if to is None else to.cells,
+            *(stride for x in (q, k, k if v is None else v) for stride in x.stride()[:2]),
+            BLOCK_STRIDE=0 if to is None else to.pages.stride(0),
+            HEAD_STRIDE=0 if to is None else to.pages.stride(1),
+            B=1 if to is None else to.pages.shape[3],
+            HQ=num_q_heads,
+            HKV=num_kv_heads,
+            HALF=size // 2,
+            HEADS=ROPE_HEADS,
+            BLOCK=triton.next_power_of_2(size // 2),
+            WRITES=to is not None,
+            OVERLAPS=self._overlaps,
+            num_warps=ROPE_WARPS,
+            launch_pdl=self._overlaps,
+        )
 
 
 def _num_warps(size: int) -> int:
     return min(max(int(triton.next_power_of_2(size)) // 512, 1), 16)
+
+
+@triton.jit
+def _begin(OVERLAPS: tl.constexpr):
+    """Lets the next kernel be launched, and waits until the one before is done."""
+    if OVERLAPS:
+        gdc_launch_dependents()
+        gdc_wait()
 
 
 @triton.jit
@@ -120,7 +150,9 @@ def _rms_norm(
     size,
     eps,
     BLOCK: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
+    _begin(OVERLAPS)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < size
@@ -142,7 +174,9 @@ def _add_rms_norm(
     size,
     eps,
     BLOCK: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
+    _begin(OVERLAPS)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < size
@@ -165,7 +199,9 @@ def _silu_mul(
     row_stride,
     size,
     BLOCK: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
+    _begin(OVERLAPS)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < size
@@ -199,8 +235,10 @@ def _rotate(
     HEADS: tl.constexpr,
     BLOCK: tl.constexpr,
     WRITES: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
     """Some query heads of a token, or some KV heads of it. ``pages`` is ``[N, Hkv, 2, B, D]``."""
+    _begin(OVERLAPS)
     token = tl.program_id(0).to(tl.int64)
     group = tl.program_id(1)
     num_q_groups: tl.constexpr = (HQ + HEADS - 1) // HEADS

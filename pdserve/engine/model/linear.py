@@ -1,7 +1,8 @@
 """Matrix products cut over the ranks of a group: by output rows, or by input columns and summed.
 
 All communication of a model's layers is here and in ``embedding.py``. A matrix product runs on what
-the device does best: weights packed for oneDNN on CPU, ``F.linear`` elsewhere.
+the device does best: weights packed for oneDNN on CPU; on a GPU kernels of our own for few rows,
+where Triton is, and ``F.linear`` for the others.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from pdserve.core.plugin import load_plugin
 from pdserve.engine.model.shard import Shard
 
 Product = Callable[[Tensor], Tensor]  # [T, in] → [T, out]
@@ -85,7 +87,17 @@ def product(weight: Tensor, bias: Tensor | None) -> Product:
     """The matrix product with ``weight`` ``[out, in]``, prepared once."""
     if weight.device.type == "cpu" and _can_pack(weight):
         return _packed(weight, bias)
-    return lambda x: F.linear(x, weight, bias)
+    skinny = _skinny(weight, bias) if weight.device.type == "cuda" else None
+    return skinny if skinny is not None else lambda x: F.linear(x, weight, bias)
+
+
+def _skinny(weight: Tensor, bias: Tensor | None) -> Product | None:
+    try:
+        make = load_plugin("pdserve.engine.model.skinny_product:skinny_product")
+    except ImportError:
+        return None  # no Triton
+    found: Product | None = make(weight, bias)
+    return found
 
 
 def _can_pack(weight: Tensor) -> bool:

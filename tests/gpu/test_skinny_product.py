@@ -1,0 +1,93 @@
+"""Products of few rows give what the library's give."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from pdserve.core.plugin import load_plugin
+from pdserve.engine.kernels.select import make_kernels
+from pdserve.engine.model.linear import Product
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
+
+GPU = torch.device("cuda:0")
+
+
+def skinny_product(weight: Tensor, bias: Tensor | None) -> Product | None:
+    # By name: the package is on GPU machines only.
+    make: Callable[[Tensor, Tensor | None], Product | None] = load_plugin(
+        "pdserve.engine.model.skinny_product:skinny_product"
+    )
+    return make(weight, bias)
+
+
+def normal(
+    seed: int, *shape: int, scale: float = 1.0, dtype: torch.dtype = torch.bfloat16
+) -> Tensor:
+    generator = torch.Generator(GPU).manual_seed(seed)
+    return (torch.randn(shape, generator=generator, device=GPU) * scale).to(dtype)
+
+
+@given(
+    rows=st.integers(1, 17),
+    out_size=st.sampled_from([64, 192, 4096, 6144, 16384]),
+    in_size=st.sampled_from([64, 896, 4096, 7168]),
+    has_bias=st.booleans(),
+    dtype=st.sampled_from([torch.bfloat16, torch.float16]),
+    seed=st.integers(0, 99),
+)
+@settings(max_examples=40, deadline=None)
+def test_rows_times_weights(
+    rows: int, out_size: int, in_size: int, has_bias: bool, dtype: torch.dtype, seed: int
+) -> None:
+    weight = normal(seed, out_size, in_size, scale=in_size**-0.5, dtype=dtype)
+    bias = normal(seed + 1, out_size, dtype=dtype) if has_bias else None
+    x = normal(seed + 2, rows, in_size, dtype=dtype)
+    product = skinny_product(weight, bias)
+    assert product is not None
+    found = product(x)
+    exact = F.linear(x.double(), weight.double(), None if bias is None else bias.double())
+    # One rounding of the result; sums are in float32.
+    torch.testing.assert_close(found.double(), exact, rtol=torch.finfo(dtype).eps, atol=1e-4)
+    assert torch.equal(found, product(x))
+
+
+def test_rows_of_a_wider_tensor() -> None:
+    weight, wide = normal(1, 4096, 512, scale=0.05), normal(2, 8, 1024)
+    product = skinny_product(weight, None)
+    assert product is not None
+    assert torch.equal(product(wide[:, 512:]), product(wide[:, 512:].contiguous()))
+
+
+@pytest.mark.parametrize("rows", [1, 5])
+def test_kernels_in_a_row_wait_for_each_other_in_a_graph(rows: int) -> None:
+    weights = [normal(n, 4096, 4096, scale=4096**-0.5) for n in range(12)]
+    products = [skinny_product(weight, None) for weight in weights]
+    kernels, ones = make_kernels("triton", GPU), torch.ones(4096, device=GPU, dtype=torch.bfloat16)
+    x = normal(99, rows, 4096)
+
+    def chain(x: Tensor, between: Callable[[], object]) -> Tensor:
+        for product in products:
+            assert product is not None
+            for operation in (product, product, lambda x: kernels.rms_norm(x, ones, 1e-5)):
+                x = operation(x)
+                between()
+        return x
+
+    expected = chain(x, torch.cuda.synchronize)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = chain(x, lambda: None)
+    for _ in range(20):
+        graph.replay()
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize(("out_size", "in_size"), [(100, 4096), (4096, 100)])
+def test_other_shapes_are_left_to_the_library(out_size: int, in_size: int) -> None:
+    assert skinny_product(normal(1, out_size, in_size), None) is None
