@@ -28,6 +28,7 @@ def process_as_before() -> Iterator[None]:
         ("grpc", []),
         ("gloo", ["--tp", "2", "--to-tp", "1", "--to-block-size", "8"]),
         ("grpc", ["--to-tp", "4"]),
+        ("grpc", ["--to-block-size", "32"]),
     ],
 )
 def test_a_row_for_each_size_with_the_bytes_that_arrived(

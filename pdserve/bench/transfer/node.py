@@ -21,6 +21,8 @@ from pdserve.rank.process import SWITCH_INTERVAL_S
 
 EventT = TypeVar("EventT", bound=KvEvent)
 
+_BITS = {2: torch.int16, 4: torch.int32}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSetting:
@@ -83,11 +85,15 @@ class TransferNode:
         """Such an event from every rank. Raises TransferError where another one comes first."""
         return [self._wait_rank(endpoint, kind) for endpoint in self._endpoints]
 
-    def checksum(self, num_tokens: int) -> float:
+    def checksum(self, num_tokens: int) -> int:
         """Of a prompt's KV over all ranks: equal at both nodes where no head has replicas."""
         table = list(self.table(num_tokens))
-        kv = [cache.tensor[table].double().abs().sum().item() for cache in self._caches]
-        return float(sum(kv))
+        total = 0
+        for cache in self._caches:
+            kv = cache.tensor[table].movedim(4, 1)  # [N, B, Hkv, L, 2, D]
+            bits = kv.flatten(0, 1)[:num_tokens].view(_BITS[cache.dtype.itemsize])
+            total += int(bits.sum(dtype=torch.int64))  # whole numbers: in any order the same
+        return total
 
     def close(self) -> None:
         for endpoint in self._endpoints:
