@@ -174,16 +174,16 @@ class KvTransferConfig:
     """How KV moves between nodes."""
 
     transport: str = "auto"  # auto, grpc, gloo, nccl, cuda_ipc
-    frame_bytes: int = 2 << 20  # payload of one message; 1 to 4 MiB is fastest over gRPC
+    frame_bytes: int = 2 << 20  # payload of one message; over gRPC 1 to 4 MiB, over NCCL large
     staging_bytes: int = 16 << 20  # per link and direction, process-group transports
     timeout_s: float = 30.0  # for one operation; then the pair is closed and remade
 
     def __post_init__(self) -> None:
         known = "auto", "grpc", "gloo", "nccl", "cuda_ipc"
         _one_of("kv_transfer.transport", self.transport, known)
-        if not 1 << 16 <= self.frame_bytes <= 16 << 20:
+        if not 1 << 16 <= self.frame_bytes <= 64 << 20:
             raise ConfigError(
-                f"kv_transfer.frame_bytes: got {self.frame_bytes}, allowed are 65536 to 16777216"
+                f"kv_transfer.frame_bytes: got {self.frame_bytes}, allowed are 65536 to 67108864"
             )
         _at_least("kv_transfer.staging_bytes", self.staging_bytes, self.frame_bytes)
         _above("kv_transfer.timeout_s", self.timeout_s, 0)
