@@ -11,16 +11,20 @@ CUDA_IPC = "cuda_ipc"
 
 
 class OwnMemory:
-    """Memory that both sides see at the same address."""
+    """Memory that both sides see at the same address. ``mapped``: what is open."""
+
+    def __init__(self) -> None:
+        self.mapped: list[int] = []
 
     def export(self, address: int) -> tuple[bytes, int]:
         return (address - 64).to_bytes(8, "little"), 64
 
     def open(self, exported: bytes) -> int:
-        return int.from_bytes(exported, "little")
+        self.mapped.append(int.from_bytes(exported, "little"))
+        return self.mapped[-1]
 
     def close(self, address: int) -> None:
-        pass
+        self.mapped.remove(address)
 
 
 def lent_link(stream: Stream, setting: LinkSetting) -> PullLink:

@@ -115,6 +115,7 @@ def test_a_frame_that_waits_to_be_expected_is_copied_only_then(pair: tuple[Rank,
 class End:
     def __init__(self) -> None:
         self.events: StreamEvents = SimpleQueue()
+        self.memory = OwnMemory()
         self.setting = LinkSetting(
             events=self.events,
             clock=FakeClock(),
@@ -138,8 +139,8 @@ def ends() -> Iterator[tuple[End, End]]:
     stream = wires[0].connect(wires[1].address)
     opened = accepted.events.get()
     assert isinstance(opened, Opened)
-    dialled.link = PullLink(stream, dialled.setting, OwnMemory())
-    accepted.link = PullLink(opened.stream, accepted.setting, OwnMemory())
+    dialled.link = PullLink(stream, dialled.setting, dialled.memory)
+    accepted.link = PullLink(opened.stream, accepted.setting, accepted.memory)
     yield dialled, accepted
     dialled.link.close()
     accepted.link.close()
@@ -155,6 +156,26 @@ def offer(leases: str) -> CacheOffer:
         block_stride_bytes=1,
         leases=leases,
     )
+
+
+def test_what_was_mapped_is_closed_with_its_link_once(
+    ends: tuple[End, End], tmp_path: Path
+) -> None:
+    """A mapping keeps the memory of a dead process alive."""
+    (tmp_path / "leases").write_bytes(bytes(8 * NUM_PLACES))
+    accepted = ends[1]
+    assert accepted.hear(offer(str(tmp_path / "leases"))) is None
+    assert accepted.memory.mapped == [0]
+    accepted.link.close()
+    accepted.link.close()
+    assert not accepted.memory.mapped
+
+
+def test_a_cache_is_offered_once(ends: tuple[End, End], tmp_path: Path) -> None:
+    (tmp_path / "leases").write_bytes(bytes(8 * NUM_PLACES))
+    ends[1].hear(offer(str(tmp_path / "leases")))
+    with pytest.raises(LinkDownError, match="offered once"):
+        ends[1].hear(offer(str(tmp_path / "leases")))
 
 
 LENT = Lent(blocks=blocks(1), first_piece=0, first_head=0, num_bytes=4)
