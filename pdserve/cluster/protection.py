@@ -83,7 +83,7 @@ def gaps(config: ClusterConfig, protection: Protection, transport: str) -> Itera
     nodes_are_open = config.network.interface is not None or not _is_loopback(config.network.host)
     if nodes_are_open and security.cluster_ca is None:
         yield "prompts and KV between nodes are not encrypted: keep their network private"
-    elif nodes_are_open and transport != "grpc":
+    elif nodes_are_open and transport not in ("grpc", "cuda_ipc"):
         yield f"KV over {transport} is not encrypted: keep the nodes' network private"
 
 

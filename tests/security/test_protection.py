@@ -125,6 +125,7 @@ def test_paths_are_whole_and_files_are_there_before_anything_starts(
         ({"network": {"interface": "eth0"}}, "grpc", ["between nodes are not encrypted"]),
         ({"network": {"interface": "eth0"}, "security": MUTUAL}, "grpc", []),
         ({"network": {"interface": "eth0"}, "security": MUTUAL}, "nccl", ["KV over nccl"]),
+        ({"network": {"interface": "eth0"}, "security": MUTUAL}, "cuda_ipc", []),
     ],
 )
 def test_what_is_open_is_said_in_a_line(
