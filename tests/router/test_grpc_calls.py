@@ -167,10 +167,10 @@ async def test_grpcios_own_reflection_client_is_enough_too(world: World) -> None
         with grpc.insecure_channel(world.router.grpc_address) as channel:
             database = ProtoReflectionDescriptorDatabase(channel)
             assert "pdserve.v1.Inference" in database.get_services()
-            pool = descriptor_pool.DescriptorPool(database)  # type: ignore[arg-type]
+            pool = descriptor_pool.DescriptorPool(database)
             method = pool.FindServiceByName("pdserve.v1.Inference").FindMethodByName("Generate")
             make = message_factory.GetMessageClass
-            call = channel.unary_stream(
+            call: Any = channel.unary_stream(
                 "/pdserve.v1.Inference/Generate",
                 request_serializer=lambda message: message.SerializeToString(),
                 response_deserializer=make(method.output_type).FromString,
