@@ -11,7 +11,9 @@ from torch import Tensor
 
 from pdserve.core.errors import ConfigError
 from pdserve.core.kv_layout import KvLayout
+from pdserve.engine.attention.by_step import ByStep
 from pdserve.engine.attention.interface import AttentionBackend, AttentionMetadata, HeadShape
+from pdserve.engine.attention.sdpa import SdpaAttention
 from pdserve.engine.attention.select import make_backend
 from pdserve.engine.kernels.interface import Kernels, Rope
 from pdserve.engine.kernels.torch_kernels import TorchKernels
@@ -233,3 +235,46 @@ def test_a_backend_whose_package_is_not_here_is_refused_by_name(name: str) -> No
     step = Step(Case(heads=heads, block_size=4, chunks=((3, 2),)))
     with pytest.raises(ConfigError, match=f"'{name}'"):
         make_backend(name, step.kv, heads, CPU)
+
+
+class Decodes:
+    """A backend for steps of one token each that counts them."""
+
+    def __init__(self, step: Step) -> None:
+        self._sdpa = SdpaAttention(step.kv, step.case.heads)
+        self.num_planned = 0
+
+    def plan(self, metadata: AttentionMetadata) -> None:
+        assert set(metadata.lengths) == {1}
+        self.num_planned += 1
+        self._sdpa.plan(metadata)
+
+    def plan_decodes(self, positions: Tensor, block_tables: Tensor) -> None:
+        starts = tuple(positions.tolist())
+        self.plan(
+            AttentionMetadata(
+                starts=starts,
+                lengths=(1,) * len(starts),
+                positions=positions,
+                block_tables=block_tables,
+            )
+        )
+
+    def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor, rope: Rope) -> Tensor:
+        return self._sdpa.run(layer, q, k, v, rope)
+
+
+@pytest.mark.parametrize(
+    ("chunks", "num_planned"),
+    [(((5, 1), (0, 1)), 1), (((5, 1), (0, 2)), 0), (((0, 9),), 0)],
+)
+def test_only_steps_of_one_token_each_go_to_the_backend_for_decodes(
+    chunks: tuple[tuple[int, int], ...], num_planned: int
+) -> None:
+    heads = HeadShape(num_heads=2, num_kv_heads=1, head_size=16)
+    step = Step(Case(heads=heads, block_size=4, chunks=chunks))
+    decodes = Decodes(step)
+    both = ByStep(decodes, SdpaAttention(step.kv, heads))
+    torch.testing.assert_close(attend(both, step), step.dense())
+    assert decodes.num_planned == num_planned
+    assert not both.captures_chunks  # sdpa cannot

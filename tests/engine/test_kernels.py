@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from pdserve.core.errors import ConfigError
+from pdserve.engine.kernels.interface import Destination
 from pdserve.engine.kernels.native_kernels import NativeKernels
 from pdserve.engine.kernels.select import make_kernels
 from pdserve.engine.kernels.torch_kernels import TorchKernels
@@ -64,6 +65,25 @@ def test_rotation_in_place_of_views(dtype: torch.dtype) -> None:
     ORACLE.rotate(expected[:, :4], expected[:, 4:6], positions, table)
     assert_close(found, expected)
     assert torch.equal(found[:, 6], qkv[:, 6])  # v is left alone
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kv_dtype", DTYPES)
+def test_rotation_and_the_write_into_pages(dtype: torch.dtype, kv_dtype: torch.dtype) -> None:
+    qkv, table = random(6, 8, 32, dtype=dtype), random(90, 32, dtype=torch.float32)
+    positions, cells = torch.tensor([0, 89, 3, 3, 50, 1]), torch.tensor([11, 0, 7, 5, 4, 9])
+    cache = random(3, 2, 2, 2, 4, 32, dtype=kv_dtype)  # two layers
+    results = []
+    for kernels in (NativeKernels(), ORACLE):
+        x, pages = qkv.clone(), cache.clone()
+        to = Destination(pages=pages[:, :, 1], cells=cells)
+        kernels.rotate_and_write(x[:, :4], x[:, 4:6], x[:, 6:], positions, table, to)
+        for token, cell in enumerate(cells.tolist()):
+            written = pages[cell // 4, :, 1, :, cell % 4]
+            assert torch.equal(written[:, 0], x[token, 4:6].to(kv_dtype))
+            assert torch.equal(written[:, 1], qkv[token, 6:].to(kv_dtype))
+        results.append(x)
+    assert_close(*results)
 
 
 def test_unknown_operations_are_refused_by_name() -> None:
