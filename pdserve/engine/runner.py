@@ -124,17 +124,15 @@ class ModelRunner:
             shapes += chunk_shapes(config.max_num_seqs, config.max_model_len)
         return StepGraphs(
             self._filled_up,
+            self._slots.keep_last_tokens,
             shapes,
             vocab_size=config.spec.vocab_size,
             dtype=config.torch_dtype,
             device=self._device,
         )
 
-    def _filled_up(self, step: StepInput, shape: StepShape) -> tuple[Tensor, Tensor]:
-        """Logits ``[S, V]`` after each chunk, and the likeliest tokens ``[S]``, which are kept.
-
-        Of tensors alone: what a graph holds.
-        """
+    def _filled_up(self, step: StepInput, shape: StepShape) -> Tensor:
+        """Logits ``[S, V]`` after each chunk, from tensors alone: what a graph holds."""
         attention = self._attention
         self._slots.write(step.places, step.blocks)
         tables = self._slots.tables(step.slots)
@@ -148,10 +146,7 @@ class ModelRunner:
             positions, last_rows = step.positions(owners), step.ends - 1
             context_lens = step.starts + step.lengths()
             attention.plan_chunks(step.ends, context_lens, owners, positions, tables)
-        logits = self._model.logits(self._hidden(step, positions, last_rows))
-        tokens = logits.argmax(1)
-        self._slots.keep_last_tokens(step.keep_in, tokens)
-        return logits, tokens
+        return self._model.logits(self._hidden(step, positions, last_rows))
 
     def _rehearse(self, batches: Sequence[Batch]) -> None:
         for batch in batches:

@@ -1,8 +1,8 @@
 """Small steps as CUDA graphs: captured once for each of some sizes, replayed with other inputs.
 
-A step launches hundreds of small kernels, and up to some 500 tokens launching takes the host longer
-than running takes the GPU; a replay is one launch. A step runs in the smallest captured shape that
-holds it, filled up with tokens of the spare slot. Owns what the graphs read and write.
+A step launches hundreds of small kernels, and up to some 1,000 tokens launching takes the host
+longer than running takes the GPU; a replay is one launch. A step runs in the smallest captured
+shape that holds it, filled up with tokens of the spare slot. Owns what the graphs read and write.
 """
 
 from bisect import bisect_left
@@ -11,23 +11,25 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from pdserve.engine.likeliest import likeliest_on
 from pdserve.engine.staging import integers_on_host
 from pdserve.engine.step_input import StepInput, StepShape
 
-MOST_TOKENS = (64, 128, 256, 512)  # of steps that have longer chunks than one token
+MOST_TOKENS = (64, 128, 256, 512, 768, 1024)  # of steps that have longer chunks than one token
 MOST_CHUNKS = (2, 17)  # in them; a third size holds as many as there may be, but
 MOST_OF_ALL = 256  # flash-attn works with more in another way, which takes longer for few
 
-# → logits [S, V] after each chunk, and the likeliest tokens [S], which are kept already
-Forward = Callable[[StepInput, StepShape], tuple[Tensor, Tensor]]
+Forward = Callable[[StepInput, StepShape], Tensor]  # logits [S, V] after each chunk
+Keep = Callable[[Tensor, Tensor], None]  # for these slots [S] these tokens [S]
 
 
 class StepGraphs:
-    """Graphs of ``forward`` for these shapes."""
+    """Graphs of ``forward`` for these shapes, with the likeliest tokens, which ``keep`` is told."""
 
     def __init__(
         self,
         forward: Forward,
+        keep: Keep,
         shapes: Sequence[StepShape],
         *,
         vocab_size: int,
@@ -35,6 +37,8 @@ class StepGraphs:
         device: torch.device,
     ) -> None:
         self._forward = forward
+        self._keep = keep
+        self._keep_likeliest = likeliest_on(device)
         self._shapes = sorted(shapes, key=_size)
         self._decode_sizes = [s.num_tokens for s in self._shapes if s.has_single_tokens]
         most_values = max(shape.num_values for shape in shapes)
@@ -86,9 +90,10 @@ class StepGraphs:
 
     def _run(self, shape: StepShape) -> None:
         step = StepInput.named(self._values[: shape.num_values], shape)
-        logits, tokens = self._forward(step, shape)
-        self._logits[: shape.num_chunks] = logits
-        self._tokens[: shape.num_chunks] = tokens
+        tokens = self._tokens[: shape.num_chunks]
+        logits = self._forward(step, shape)
+        self._keep_likeliest(logits, self._logits[: shape.num_chunks], tokens)
+        self._keep(step.keep_in, tokens)
 
 
 def decode_shapes(max_num_seqs: int) -> list[StepShape]:
@@ -97,7 +102,7 @@ def decode_shapes(max_num_seqs: int) -> list[StepShape]:
 
 
 def chunk_shapes(max_num_seqs: int, max_model_len: int) -> list[StepShape]:
-    """Steps with longer chunks, of up to 512 tokens in all.
+    """Steps with longer chunks, of up to 1,024 tokens in all.
 
     What fills a step up is a sequence too, and no longer than one may be.
     """

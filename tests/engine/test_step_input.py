@@ -90,7 +90,8 @@ def test_every_small_step_finds_the_smallest_graph_that_holds_it(most: int, long
     shapes = decode_shapes(most) + chunk_shapes(most, longest)
     assert len(set(shapes)) == len(shapes)
     graphs = StepGraphs(
-        lambda *_: (torch.empty(0), torch.empty(0)),
+        lambda *_: torch.empty(0),
+        lambda *_: None,
         shapes,
         vocab_size=1,
         dtype=torch.float32,
@@ -103,7 +104,7 @@ def test_every_small_step_finds_the_smallest_graph_that_holds_it(most: int, long
         found = graphs.shape_for(decode)
         assert found is not None
         assert found.num_chunks == min(s for s in decode_sizes(most) if s >= num_chunks)
-        for num_tokens in (num_chunks + 1, 63, 64, 65, 512, 513):
+        for num_tokens in (num_chunks + 1, 63, 64, 65, 512, 513, 1025):
             if num_tokens <= num_chunks:
                 continue
             step = StepShape(num_tokens=num_tokens, num_chunks=num_chunks, num_new_blocks=0)

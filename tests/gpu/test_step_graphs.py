@@ -71,6 +71,13 @@ def test_answers_do_not_depend_on_graphs_of_chunks(
         )
 
 
+def test_many_short_prompts_are_one_graph_and_decode_in_another(
+    with_graphs: ModelRunner, without: ModelRunner
+) -> None:
+    many = [prompt[:6] for prompt in prompts(20)]
+    assert greedy(with_graphs, many, NUM_TOKENS) == greedy(without, many, NUM_TOKENS)
+
+
 def test_a_prompt_joins_decoding_sequences_in_one_step(with_graphs: ModelRunner) -> None:
     runner = with_graphs
     first, second = prompts(2)
