@@ -47,7 +47,8 @@ def _parts(
     vocab_size,
     BLOCK: tl.constexpr,
 ):
-    row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    row = tl.program_id(0).to(tl.int64)
+    part = tl.program_id(1)
     columns = part * BLOCK + tl.arange(0, BLOCK)
     inside = columns < vocab_size
     values = tl.load(logits + row * stride + columns, mask=inside, other=float("-inf"))
