@@ -39,7 +39,7 @@ class EngineConfig:
     kernels: str = "auto"
     seed: int = 0  # of dummy weights
     gpu_memory_utilization: float | None = None  # set: KV takes what is left of it, on a GPU
-    cuda_graphs: bool = True  # for decode steps, where device, backend and TP size allow
+    cuda_graphs: bool = True  # for small steps, where device, backend and TP size allow
 
     def __post_init__(self) -> None:
         if self.load_format not in LOAD_FORMATS:
