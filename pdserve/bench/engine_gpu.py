@@ -77,7 +77,7 @@ def gap_ms(work: Callable[[], object]) -> float | None:
     From the end of a step's last kernel to the start of the next one's first; None where ``work``
     has fewer than two steps.
     """
-    with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+    with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as profiled:
         work()
         torch.cuda.synchronize()
     on_gpu = sorted(
