@@ -7,6 +7,7 @@ costs is bounded by the library's own limits; what compiling costs is not (``rou
 a process that can be killed).
 """
 
+import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, grammar_from
 
 from pdserve.core.errors import InvalidRequestError
 from pdserve.core.request import Grammar, GrammarKind
+from pdserve.text.schema_dates import with_real_dates
 from pdserve.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:  # the library has it in its stubs only
@@ -111,7 +113,8 @@ def _library_grammar(grammar: Grammar) -> str:
     try:
         match grammar.kind:
             case GrammarKind.JSON_SCHEMA:
-                return LLMatcher.grammar_from_json_schema(grammar.text, overrides=JSON_LAYOUT)
+                schema = json.dumps(with_real_dates(json.loads(grammar.text)))
+                return LLMatcher.grammar_from_json_schema(schema, overrides=JSON_LAYOUT)
             case GrammarKind.REGEX:
                 return LLMatcher.grammar_from_regex(grammar.text)
             case GrammarKind.LARK:

@@ -6,6 +6,7 @@ from typing import Any
 
 from pdserve.core.request import Grammar, GrammarKind
 from pdserve.text.grammar import JSON_LAYOUT
+from pdserve.text.schema_dates import with_real_dates
 from pdserve.text.tools import Tool, ToolFormat
 
 FIELD = "tools"
@@ -50,4 +51,4 @@ def _quoted(text: str) -> str:
 
 
 def _json(schema: Mapping[str, Any]) -> str:
-    return "%json " + json.dumps({**schema, "x-guidance": JSON_LAYOUT})
+    return "%json " + json.dumps({**with_real_dates(schema), "x-guidance": JSON_LAYOUT})

@@ -13,6 +13,7 @@ from jsonschema import Draft202012Validator
 from pdserve.core.errors import InvalidRequestError
 from pdserve.core.request import Grammar, GrammarKind
 from pdserve.text.grammar import GrammarCompiler, TokenMask, allows
+from pdserve.text.schema_dates import with_real_dates
 from pdserve.text.tokenizer import Tokenizer
 from pdserve.text.tool_grammar import calls_grammar
 from pdserve.text.tool_parser import CallArguments, CallBegun, ToolParser
@@ -56,6 +57,35 @@ def draw_answer(model: Model, grammar: Grammar, seed: int) -> str | None:
         if matcher.is_complete:
             return said.decode()
     return None
+
+
+@pytest.mark.parametrize(
+    ("day", "is_real"),
+    [
+        *(("0000-01-01", False), ("0001-01-01", True), ("9999-12-31", True), ("2023-02-29", False)),
+        *(("2024-02-29", True), ("1900-02-29", False), ("2000-02-29", True), ("2023-04-31", False)),
+        *(("2023-12-31", True), ("2023-13-01", False), ("2023-00-10", False), ("0004-02-29", True)),
+    ],
+)
+@pytest.mark.parametrize("form", ["date", "date-time"])
+def test_dates_are_days_that_the_calendar_has(
+    form: str, day: str, is_real: bool, model: Model
+) -> None:
+    tokenizer, compiler = model
+    schema = json.dumps({"type": "array", "items": {"type": "string", "format": form}})
+    grammar = Grammar(kind=GrammarKind.JSON_SCHEMA, text=schema, field="schema")
+    text = f'["{day}"]' if form == "date" else f'["{day}T23:59:00.5+01:00"]'
+    spelled = {tokenizer.token_bytes(i): i for i in range(tokenizer.vocab_size)}
+    tokens = [spelled[character.encode()] for character in text]
+    assert compiler.compile(grammar).advance(tokens) == is_real
+
+
+def test_dates_in_data_and_with_other_bounds_stay_as_they_are() -> None:
+    schema = {
+        "properties": {"format": {"const": {"format": "date"}}},
+        "anyOf": [{"type": "string", "format": "date", "maxLength": 10}],
+    }
+    assert with_real_dates(schema) == schema
 
 
 names = st.text(st.characters(codec="utf-8", exclude_categories=("Cs", "Cc")), max_size=4)
