@@ -54,7 +54,8 @@ def max_model_len(views: Iterable[NodeView], own_bound: int) -> int:
 
 def readiness(views: Sequence[NodeView], *, prefill_configured: bool, had_pair: bool) -> Readiness:
     """Ready once a decode node and, where the cluster has any, a prefill node connected to it are;
-    after there was such a pair for the first time (``had_pair``), its absence only degrades.
+    after there was such a pair for the first time (``had_pair``, before an earlier router of
+    this cluster or this one), its absence only degrades.
     """
     decode = [view for view in views if view.role is Role.DECODE]
     if not any(view.ready for view in decode):

@@ -42,6 +42,7 @@ class RouterSpec:
     max_model_len: int | None  # the cluster file's bound on prompt and output of one request
     headroom_tokens: int  # output tokens that decode nodes reserve blocks for before a prefill
     prefill_configured: bool  # False: decode nodes prefill everything, and that is as it should be
+    was_ready: bool = False  # this cluster, by an earlier router of it
     admin_token: str | None = field(
         default=None, repr=False
     )  # who has it may give orders; None: nobody may
@@ -114,7 +115,7 @@ class Service:
         return readiness(
             self.channels.views(),
             prefill_configured=self.spec.prefill_configured,
-            had_pair=self.channels.had_pair(),
+            had_pair=self.spec.was_ready or self.channels.had_pair(),
         )
 
     def status(self) -> Json:

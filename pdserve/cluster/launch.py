@@ -23,7 +23,7 @@ from pdserve.cluster.backoff import Backoff
 from pdserve.cluster.front import RouterAddress
 from pdserve.cluster.host_check import RayLookout, Wanted, check_hosts, hosts_for
 from pdserve.cluster.incarnation import shared_dir
-from pdserve.cluster.process_log import log_dir, prints_to_file
+from pdserve.cluster.process_log import log_dir, prints_to_file, set_aside
 from pdserve.cluster.protection import find_protection, gaps, settled
 from pdserve.cluster.ray_head import RayHead
 from pdserve.cluster.ray_launcher import RayLauncher
@@ -86,7 +86,7 @@ def opened_site(
         for leftover in record.leftovers:
             undo.callback(shutil.rmtree, leftover, ignore_errors=True)
         held.publish(record)
-        shutil.rmtree(record.log_dir, ignore_errors=True)
+        set_aside(Path(record.log_dir))
         say("logs", record.log_dir)
         undo.enter_context(prints_to_file(held.name, "command"))
         began_s = time.monotonic()
@@ -156,6 +156,7 @@ async def start_cluster(opened: OpenedSite, say: Say) -> Cluster:
     except BaseException:
         await supervisor.kill()
         raise
+    supervisor.note_ready()
     is_ready.set()
     _publish(opened, router, supervisor.standings)
     return Cluster(supervisor, router)

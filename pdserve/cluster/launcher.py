@@ -62,4 +62,5 @@ class Launcher(Protocol):
 
     async def start_node(self, plan: NodePlan) -> RunningNode: ...
 
-    async def start_router(self) -> RunningRouter: ...
+    async def start_router(self, *, was_ready: bool) -> RunningRouter:
+        """``was_ready``: the cluster has been ready once; what lacks now only degrades it."""

@@ -5,6 +5,7 @@ Log lines go there, and so does what libraries print; terminals show only the co
 
 import logging
 import os
+import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
@@ -13,12 +14,24 @@ from pathlib import Path
 from pdserve.core.environment import cache_dir
 from pdserve.telemetry.json_log import JsonFormatter
 
+PREVIOUS = ".previous"  # one generation
 FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 
 
 def log_dir(folder: str) -> Path:
     """The directory of a cluster's logs on this host."""
     return cache_dir() / "logs" / folder
+
+
+def set_aside(directory: Path) -> None:
+    """Make place for a new run's logs: those of the run before become ``NAME.previous``, and what
+    was there goes.
+    """
+    if not directory.is_dir():
+        return
+    previous = directory.with_name(f"{directory.name}{PREVIOUS}")
+    shutil.rmtree(previous, ignore_errors=True)
+    directory.rename(previous)
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from pdserve.cluster.incarnation import Incarnation, new_incarnation_id
 from pdserve.cluster.ray_head import RayHead
 from pdserve.cluster.ray_processes import CONTROL_TIMEOUT_S, Process, ProcessGroup
 from pdserve.cluster.resolve import NodePlan
-from pdserve.cluster.site import Site
+from pdserve.cluster.site import RouterStart, Site
 from pdserve.core.errors import NodeLostError, PdserveError, RayLostError
 from pdserve.core.node import NodeAddress, NodeStanding
 from pdserve.core.orders import OrderAnswer, PlacedOrder
@@ -129,11 +129,12 @@ class RayLauncher:
         )
         return node
 
-    async def start_router(self) -> RayFront[RouterAddress]:
+    async def start_router(self, *, was_ready: bool) -> RayFront[RouterAddress]:
         await self._check_ray()
         router = self._front("router", placement.router_options())
         processes = ProcessGroup([router], None, self._head)
-        running = await self._start(router, processes, "router", self._site)
+        order = RouterStart(site=self._site, was_ready=was_ready)
+        running = await self._start(router, processes, "router", order)
         address = running.facts
         scheme = self._site.cluster.config.security.scheme
         self._say("router", f"HTTP {scheme}://{address.http}, gRPC {address.grpc}")

@@ -3,7 +3,7 @@
 import asyncio
 
 from pdserve.cluster.front import RouterAddress
-from pdserve.cluster.site import Site
+from pdserve.cluster.site import RouterStart
 from pdserve.core.errors import PdserveError
 from pdserve.core.node import NodeStanding, Role
 from pdserve.core.orders import OrderAnswer, PlacedOrder
@@ -39,8 +39,9 @@ class RouterFront:
             await close_tracer(self._tracer)
 
 
-async def start_front(site: Site) -> RouterFront:
+async def start_front(start: RouterStart) -> RouterFront:
     """Listen; the nodes come by ``set_nodes``. Raises ConfigError or ModelFilesError."""
+    site = start.site
     cluster = site.cluster
     config = cluster.config
     spec = RouterSpec(
@@ -52,6 +53,7 @@ async def start_front(site: Site) -> RouterFront:
         max_model_len=cluster.max_model_len,
         headroom_tokens=config.decode.headroom_tokens,
         prefill_configured=bool(config.prefill.replicas),
+        was_ready=start.was_ready,
         admin_token=site.admin_token,
         security=config.security,
         api_keys=site.protection.api_keys,

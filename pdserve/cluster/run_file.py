@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from pdserve.cluster.process_log import PREVIOUS
 from pdserve.core.environment import cache_dir
 from pdserve.core.errors import ConfigError
 
@@ -79,6 +80,8 @@ def claim(folder: Path, name: str | None) -> Claim:
     """
     if name is not None and not _NAME.fullmatch(name):
         raise ConfigError(f"--name: {name!r}: letters, digits, '.', '_' and '-' are allowed")
+    if name is not None and name.endswith(PREVIOUS):
+        raise ConfigError(f"--name: {name!r}: {PREVIOUS!r} is the end of the name of kept logs")
     folder.mkdir(parents=True, exist_ok=True)
     for candidate in [name] if name is not None else _default_names():
         if (lock_fd := _lock(folder / f"{candidate}.lock", fcntl.LOCK_EX)) is not None:

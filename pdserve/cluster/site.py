@@ -25,3 +25,11 @@ class Site:
     def access(self) -> ClusterAccess:
         """To the other processes, from the host of the caller. Raises ConfigError."""
         return self.protection.access(self.cluster.config.security)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterStart:
+    """What a router is started with. ``was_ready``: the cluster, once, by an earlier router."""
+
+    site: Site
+    was_ready: bool

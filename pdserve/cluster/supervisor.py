@@ -69,6 +69,7 @@ class Supervisor:
         self._on_event = on_event
         self._max_n = max_n
         self._drain_timeout_s = drain_timeout_s
+        self._was_ready = False
         self._router: RunningRouter | None = None
         self._router_changed = asyncio.Event()  # for one reader, who clears it
         self._telling: WeakKeyDictionary[Running, asyncio.Lock] = WeakKeyDictionary()
@@ -99,6 +100,10 @@ class Supervisor:
             asyncio.create_task(self._keep_router()),
             asyncio.create_task(self._follow_orders()),
         ]
+
+    def note_ready(self) -> None:
+        """The cluster has been ready; routers made anew are told, whatever they find."""
+        self._was_ready = True
 
     @property
     def standings(self) -> tuple[NodeStanding, ...]:
@@ -325,7 +330,7 @@ class Supervisor:
     # ---- the router -------------------------------------------------------------------------
 
     async def _start_router(self) -> None:
-        self._router = await self._launcher.start_router()
+        self._router = await self._launcher.start_router(was_ready=self._was_ready)
         self._router_changed.set()
         await self._announce()
 

@@ -105,6 +105,7 @@ class FakeLauncher:
     refuse: dict[str, list[PdserveError]] = field(default_factory=dict)
     nodes: dict[str, list[FakeRunning]] = field(default_factory=dict)
     routers: list[FakeRunning] = field(default_factory=list)
+    was_ready: list[bool] = field(default_factory=list)  # as each router was told
     order: list[str] = field(default_factory=list)
     num_started: asyncio.Condition = field(default_factory=asyncio.Condition)
 
@@ -121,9 +122,10 @@ class FakeLauncher:
         await self._count(plan.name)
         return incarnations[-1]
 
-    async def start_router(self) -> FakeRunning:
+    async def start_router(self, *, was_ready: bool) -> FakeRunning:
         await self._refuse("router")
         self.routers.append(FakeRunning(None))
+        self.was_ready.append(was_ready)
         await self._count("router")
         return self.routers[-1]
 

@@ -296,3 +296,16 @@ async def test_a_node_that_hangs_keeps_no_order_waiting(
     for node in ("prefill-0", "prefill-1"):
         await launcher.routers[0].order(Drain(node=node))
         assert stand(launcher)[node] is Standing.DRAINING
+
+
+async def test_a_router_made_anew_is_told_whether_the_cluster_had_been_ready(
+    supervisor: Supervisor, launcher: FakeLauncher
+) -> None:
+    await supervisor.start()
+    launcher.routers[0].death.set_result(NodeLostError("killed"))
+    await launcher.started("router", 2)
+    supervisor.note_ready()
+    await settled()
+    launcher.routers[1].death.set_result(NodeLostError("killed"))
+    await launcher.started("router", 3)
+    assert launcher.was_ready == [False, False, True]

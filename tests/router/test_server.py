@@ -60,6 +60,30 @@ async def test_a_router_without_nodes_answers_and_is_not_ready(spec: RouterSpec)
     await router.close(0.0)
 
 
+@pytest.mark.parametrize(("was_ready", "state"), [(False, "not ready"), (True, "degraded")])
+async def test_a_router_made_anew_is_degraded_without_prefill_nodes_where_all_was_ready_once(
+    make_world: WorldMaker, spec: RouterSpec, was_ready: bool, state: str
+) -> None:
+    async with make_world() as world:
+        router = await start_router(
+            replace(
+                spec,
+                nodes=(world.decode[0].address,),
+                prefill_configured=True,
+                was_ready=was_ready,
+            )
+        )
+        async with httpx.AsyncClient(
+            base_url=f"http://{router.http_address}", trust_env=False
+        ) as http:
+            async with asyncio.timeout(5):
+                while "prefill" not in (reply := await http.get("/ready")).text:
+                    await asyncio.sleep(0.01)
+            assert reply.status_code == (200 if was_ready else 503)
+            assert state in reply.text
+        await router.close(0.0)
+
+
 async def test_closing_lets_requests_end_within_the_grace(make_world: WorldMaker) -> None:
     async with make_world() as world:
         world.decode[0].token_time_s = 0.01
