@@ -18,6 +18,7 @@ class DrainBody(BaseModel):
 
     node: StrictStr
     undo: StrictBool = False
+    force: StrictBool = False
 
 
 class ScaleBody(BaseModel):
@@ -39,7 +40,8 @@ def add_admin_routes(app: FastAPI, service: Service) -> None:
     async def drain(request: Request) -> Json:
         _check_token(request, service.spec.admin_token)
         body = await read_body(request, DrainBody, MAX_BYTES)
-        return {"message": await service.orders.place(Drain(node=body.node, undo=body.undo))}
+        order = Drain(node=body.node, undo=body.undo, force=body.force)
+        return {"message": await service.orders.place(order)}
 
     @app.post("/admin/scale")
     async def scale(request: Request) -> Json:

@@ -40,8 +40,26 @@ def changed(
     if plan.role is role:
         raise InvalidRequestError("role", f"{plan.name} is a {role} node already")
     pool = template_of(role, templates).pool
-    _check_left(plan, templates, others)
+    check_left(plan, templates, others)
     return replace(plan, role=role, pool=_pool_of(plan.pool, pool))
+
+
+def check_left(
+    plan: NodePlan, templates: Mapping[Role, NodePlan], others: Collection[NodeStanding]
+) -> None:
+    """Somebody else does what the node did. Raises InvalidRequestError naming what is wrong."""
+    decode = templates[Role.DECODE].pool
+    assert isinstance(decode, DecodeConfig)
+    if plan.role is Role.PREFILL and decode.local_prefill_tokens:
+        return
+    if any(n.role is plan.role and n.standing is Standing.SERVING for n in others):
+        return
+    nobody = "nobody would decode"
+    if plan.role is Role.PREFILL:
+        nobody = "decode.local_prefill_tokens is 0: nobody would prefill"
+    raise InvalidRequestError(
+        "node", f"{plan.name} is the last {plan.role} node that serves; {nobody}"
+    )
 
 
 def check_capacity(name: str, node: Capacity, promised: Capacity) -> None:
@@ -63,24 +81,6 @@ def check_capacity(name: str, node: Capacity, promised: Capacity) -> None:
 def max_choices(plan: NodePlan) -> int:
     """Choices of one request that the node would take at most, as a decode node."""
     return min(plan.pool.max_num_seqs, plan.pool.max_num_batched_tokens)
-
-
-def _check_left(
-    plan: NodePlan, templates: Mapping[Role, NodePlan], others: Collection[NodeStanding]
-) -> None:
-    """Somebody else does what the node did."""
-    decode = templates[Role.DECODE].pool
-    assert isinstance(decode, DecodeConfig)
-    if plan.role is Role.PREFILL and decode.local_prefill_tokens:
-        return
-    if any(n.role is plan.role and n.standing is Standing.SERVING for n in others):
-        return
-    nobody = "nobody would decode"
-    if plan.role is Role.PREFILL:
-        nobody = "decode.local_prefill_tokens is 0: nobody would prefill"
-    raise InvalidRequestError(
-        "node", f"{plan.name} is the last {plan.role} node that serves; {nobody}"
-    )
 
 
 def _pool_of(
