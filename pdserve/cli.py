@@ -8,6 +8,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 
 from pdserve.core.errors import ConfigError, ModelFilesError, PdserveError
 from pdserve.core.plugin import load_plugin
@@ -99,6 +100,7 @@ def _parser(name: str | None) -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(
         prog="pdserve", description="LLM serving with prefill and decode on separate pools of GPUs."
     )
+    top.add_argument("--version", action="version", version=f"pdserve {version('pdserve')}")
     places = {"": top.add_subparsers(title="commands", metavar="COMMAND", required=True)}
     for full_name, command in COMMANDS.items():
         group, _, word = full_name.rpartition(" ")

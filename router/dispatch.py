@@ -19,6 +19,7 @@ from pdserve.core.errors import (
     NoNodeError,
     PdserveError,
     RequestTimeoutError,
+    ShuttingDownError,
 )
 from pdserve.core.request import FinishReason, RequestKey, TokenOutput
 from router.admission import Admission, AdmissionReport
@@ -106,10 +107,10 @@ class Dispatcher:
         """Take a call's prompts in, all or none. Whatever happens to them comes through the inbox.
 
         Raises OverloadedError, NeverFitsError (more prompts than are ever taken in) and, while the
-        router shuts down, NoNodeError.
+        router shuts down, ShuttingDownError.
         """
         if self._closing:
-            raise NoNodeError("the router is shutting down")
+            raise ShuttingDownError("the router is shutting down")
         now_s = self._clock.now_s()
         by_id = {self._new_id(): job for job in jobs}
         self._admission.admit(
@@ -184,7 +185,7 @@ class Dispatcher:
                 await self._idle.wait()
         except TimeoutError:
             logger.warning("%d requests ended by shutdown", len(self._running))
-        self._end_all(NoNodeError("the router is shutting down"))
+        self._end_all(ShuttingDownError("the router is shutting down"))
         self._let_in()  # nothing waits any more: its timer goes
 
     def _outermost(self, step: Callable[[], None]) -> None:

@@ -46,7 +46,8 @@ def settled_ports(router: RouterConfig) -> RouterConfig:
         port = getattr(router, key)
         if port and not is_free(router.host, port):
             raise ConfigError(
-                f"router.{key}: {router.host}:{port} is taken; choose another port, or 0 for any"
+                f"router.{key}: {router.host}:{port} is taken; choose another port by "
+                f"`--set router.{key}=PORT`, or 0 for any"
             )
     return replace(
         router,

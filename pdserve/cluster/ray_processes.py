@@ -63,7 +63,7 @@ class Process:
     def kill(self) -> None:
         try:
             ray.kill(self._actor, no_restart=True)
-        except RayError as error:  # Ray itself is gone, and its processes with it
+        except RayError as error:  # Ray is gone: who is orphaned, ``RayHead.end`` kills
             logger.warning("%s: %s", self.name, error)
 
 
@@ -116,7 +116,7 @@ class ProcessGroup:
     async def kill(self) -> None:
         """End all processes now and wait until they are gone. May be called again."""
         if not await self._head.usable():
-            return  # they end with Ray
+            return  # of a private Ray, ``RayHead.end`` has killed them; others end with its head
         for process in self._processes:
             process.kill()
         if self._group is not None:

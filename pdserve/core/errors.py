@@ -11,6 +11,7 @@
     ├── OverloadedError               429   RESOURCE_EXHAUSTED   router: with Retry-After
     ├── RequestAbortedError           499   CANCELLED            each owner frees
     ├── NoNodeError                   503   UNAVAILABLE          router
+    ├── ShuttingDownError             503   UNAVAILABLE          router: ask another, or later
     ├── NodeLostError                 503   UNAVAILABLE          router: re-submits
     ├── PrefillFailedError            503   UNAVAILABLE          decode node: next of route
     ├── TransferError                 503   UNAVAILABLE          decode node: likewise
@@ -120,6 +121,13 @@ class RequestAbortedError(PdserveError):
 
 class NoNodeError(PdserveError):
     """No node of the needed role is ready."""
+
+    http_status = 503
+    grpc_status = "UNAVAILABLE"
+
+
+class ShuttingDownError(PdserveError):
+    """The router is being stopped: it takes in nothing more, and ends what has no time left."""
 
     http_status = 503
     grpc_status = "UNAVAILABLE"

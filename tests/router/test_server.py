@@ -1,6 +1,7 @@
 """A router as a whole: ports, start and stop."""
 
 import asyncio
+import json
 import socket
 from dataclasses import replace
 from pathlib import Path
@@ -93,7 +94,8 @@ async def test_closing_lets_requests_end_within_the_grace(make_world: WorldMaker
         await until(lambda: world.router.closing)
         refused = await world.complete()
         assert refused.status_code == 503
-        assert "shutting down" in refused.json()["error"]["message"]
+        assert refused.json()["error"]["message"] == "the router is shutting down"
+        assert refused.json()["error"]["type"] == "shutting_down_error"
         assert (await call).json()["choices"][0]["text"] == ANSWER
         await closing
 
@@ -108,7 +110,16 @@ async def test_closing_ends_what_takes_longer(make_world: WorldMaker) -> None:
         await world.router.close(0.1)
         response = await call
         assert response.status_code == 200
-        assert "shutting down" in response.text.split("\n\n")[-2]
+        *_, last, end = response.text.split("\n\n")
+        assert (json.loads(last.removeprefix("data: "))["error"], end) == (
+            {
+                "message": "the router is shutting down",
+                "type": "shutting_down_error",
+                "param": None,
+                "code": None,
+            },
+            "",
+        )
         assert not node.sessions or node.aborted
 
 
