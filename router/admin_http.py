@@ -5,7 +5,7 @@ from pydantic import BaseModel, ConfigDict, StrictBool, StrictInt, StrictStr
 
 from pdserve.core.orders import ChangeRole, Drain, Scale
 from router.answer_format import Json
-from router.http_access import has_token
+from router.http_access import NEEDS_TOKEN, has_token
 from router.http_bodies import read_body
 from router.service import Service
 
@@ -59,4 +59,4 @@ def add_admin_routes(app: FastAPI, service: Service) -> None:
 
 def _check_token(request: Request, token: str | None) -> None:
     if not has_token(request.headers.get("authorization"), token):
-        raise HTTPException(UNAUTHORIZED, "this needs the cluster's admin token")
+        raise HTTPException(UNAUTHORIZED, NEEDS_TOKEN)

@@ -6,7 +6,7 @@
     all others, unknown ones too      who has an API key
 
 Without API keys everybody may call everything; orders need the admin token always
-(``admin_http.py``).
+(``admin_http.py``), which no key stands for.
 """
 
 import hmac
@@ -20,6 +20,11 @@ from router.http_bodies import error_response
 
 PUBLIC = frozenset({"/health", "/ready", "/"})
 PUBLIC_FILES = "/live/"
+ORDERS = frozenset({"/admin/drain", "/admin/scale", "/admin/role"})
+NEEDS_TOKEN = (
+    "this needs the cluster's admin token: `admin_token` of the run file on the host of `pdserve "
+    "serve` (`--token`)"
+)
 OPERATORS = ("/metrics", "/admin/", "/debug/")
 
 
@@ -45,6 +50,8 @@ class RequireKey:
         for_operators = path.startswith(OPERATORS)
         if for_operators and has_token(authorization, self._admin_token):
             return
+        if path in ORDERS:
+            raise UnauthenticatedError(NEEDS_TOKEN)
         caller = self._callers.caller(authorization)
         if for_operators and not caller.is_operator:
             raise PermissionDeniedError("this is for operators: their key, or the admin token")

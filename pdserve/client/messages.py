@@ -26,6 +26,9 @@ from pdserve.rpc.convert import timeline_from_proto
 from pdserve.rpc.failures import error_of
 from pdserve.rpc.v1 import inference_pb2 as pb
 
+UNCONNECTED = "failed to connect to all addresses"  # gRPC's words
+REFUSED = "Connection refused"
+
 Message = Mapping[str, str]  # {"role": ..., "content": ...}
 Prompt = str | Sequence[int] | Sequence[Message]
 
@@ -221,7 +224,15 @@ def raising() -> Iterator[None]:
 
 def _error_of(error: grpc.RpcError) -> PdserveError:
     assert isinstance(error, (grpc.Call, grpc.aio.AioRpcError)), "a failed call has a status"
-    return error_of(error.code(), error.details() or "", error.trailing_metadata() or ())
+    details = error.details() or ""
+    if error.code() is grpc.StatusCode.UNAVAILABLE and _may_be_tls(details):
+        details += "; where only one side speaks TLS: a client does with ca_file (or tls=True)"
+    return error_of(error.code(), details, error.trailing_metadata() or ())
+
+
+def _may_be_tls(details: str) -> bool:
+    """Somebody listens there, and no connection came of it."""
+    return details.startswith(UNCONNECTED) and REFUSED not in details
 
 
 @contextmanager

@@ -4,6 +4,7 @@ Needs neither Ray nor the model; answers within a second or says why it cannot.
 """
 
 import argparse
+import http.client
 import json
 import ssl
 import urllib.error
@@ -113,9 +114,22 @@ def _call(at: Target, request: urllib.request.Request, timeout_s: float) -> dict
             message = _error_message(error.read())
         kind = ConfigError if error.code in CLIENT_ERRORS and message else NoNodeError
         raise kind(message or f"{at.url} is no pdserve router: HTTP {error.code}") from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, http.client.HTTPException) as error:
         reason = error.reason if isinstance(error, urllib.error.URLError) else error
-        raise NoNodeError(f"no router answers at {at.url}: {reason}") from error
+        hint = tls_hint(at.url, reason)
+        raise NoNodeError(f"no router answers at {at.url}: {reason}{hint}") from error
+
+
+def tls_hint(url: str, reason: object) -> str:
+    """What may help where one side of a call speaks TLS otherwise than the other expects."""
+    if isinstance(reason, ssl.SSLCertVerificationError):
+        return "; give its CA by --ca, a PEM file"
+    if isinstance(reason, ssl.SSLError):
+        return "; if it speaks no TLS, the address begins with http://"
+    spoke_oddly = isinstance(reason, (http.client.BadStatusLine, ConnectionResetError))
+    if spoke_oddly and url.startswith("http://"):
+        return "; if it speaks TLS, the address begins with https://"
+    return ""
 
 
 def _object(at: Target, raw: bytes) -> dict[str, Any]:

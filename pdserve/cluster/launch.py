@@ -60,6 +60,12 @@ class OpenedSite:
     record: RunRecord
     head: RayHead
 
+    @property
+    def has_keys(self) -> bool:
+        """Whether callers need an API key."""
+        security = self.site.cluster.config.security
+        return self.site.protection.api_keys is not None or security.api_keys_file is not None
+
 
 @contextmanager
 def opened_site(

@@ -1,6 +1,7 @@
 """Runs a cluster until signals end it, and says what happens: the body of `pdserve serve`."""
 
 import asyncio
+import shlex
 import time
 
 from pdserve.cluster.console import Console
@@ -16,6 +17,7 @@ from pdserve.cluster.signals import (
 )
 from pdserve.core.config import ClusterConfig
 from pdserve.core.errors import RayLostError
+from pdserve.core.security_config import SecurityConfig
 
 
 def serve(config: ClusterConfig, name: str | None, grace_s: float, console: Console) -> int:
@@ -74,12 +76,26 @@ async def close(cluster: Cluster, grace_s: float, signals: StopSignals) -> None:
         await cluster.kill()
 
 
+def curl_lines(url: str, body: str, *, security: SecurityConfig, has_keys: bool) -> list[str]:
+    """A command that gets an answer of this server, with what TLS and API keys want."""
+    wanted = []
+    if security.tls_certificate is not None:
+        wanted.append(f"--cacert {shlex.quote(security.tls_certificate)}")
+    if has_keys:
+        wanted.append('-H "Authorization: Bearer $PDSERVE_API_KEY"')
+    return [
+        f"curl {url}/v1/chat/completions -H 'Content-Type: application/json' \\",
+        *(f"     {each} \\" for each in wanted),
+        f"     -d '{body}'",
+    ]
+
+
 def _say_where(opened: OpenedSite, cluster: Cluster, console: Console, took_s: float) -> None:
     config = opened.site.cluster.config
     url, model = f"{config.security.scheme}://{cluster.router.http}", config.model.name
     console.say("ready", f"after {took_s:.1f} s; Ctrl-C stops it. Try")
     question = '"messages": [{"role": "user", "content": "What is the capital of France?"}]'
     body = f'{{"model": "{model}", {question}, "max_tokens": 64, "temperature": 0}}'
-    console.line(f"  curl {url}/v1/chat/completions -H 'Content-Type: application/json' \\")
-    console.line(f"       -d '{body}'")
+    for line in curl_lines(url, body, security=config.security, has_keys=opened.has_keys):
+        console.line(f"  {line}")
     console.line(f"  pdserve status --name {opened.claim.name}")

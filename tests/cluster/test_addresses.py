@@ -44,7 +44,7 @@ def test_open_ports_are_chosen_once_and_a_taken_one_is_refused() -> None:
     assert settled_ports(settled) == settled
     with (
         socket.create_server(("127.0.0.1", settled.grpc_port)),
-        pytest.raises(ConfigError, match="--set router.grpc_port=PORT"),
+        pytest.raises(ConfigError, match=r"--set router\.grpc_port=PORT"),
     ):
         settled_ports(settled)
 

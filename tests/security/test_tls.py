@@ -17,6 +17,7 @@ import pytest_asyncio
 from kv_transfer.messages import Heartbeat, Message
 from kv_transfer.transports.grpc_wire import GrpcWire
 from kv_transfer.transports.transport import Arrived, Closed, Opened
+from pdserve import cli
 from pdserve.client.async_client import AsyncClient
 from pdserve.client.client import Client
 from pdserve.cluster.own_certificate import pinned_context
@@ -68,6 +69,24 @@ async def test_http_and_grpc_are_served_over_tls(sealed: World, folder: Path) ->
             return client.generate("Hello", max_tokens=100).choices[0].text
 
     assert await asyncio.to_thread(ask) == ANSWER
+
+
+async def test_commands_and_clients_say_what_tls_lacks(
+    sealed: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    at = sealed.router.http_address
+    for scheme, hint in (("https", "--ca"), ("http", "https://")):
+        status = await asyncio.to_thread(cli.main, ["status", "--url", f"{scheme}://{at}"])
+        assert status == cli.EXIT_FAILED
+        assert hint in capsys.readouterr().err.rpartition("; ")[2]
+
+    def ask(tls: bool) -> None:
+        with Client(sealed.router.grpc_address, tls=tls) as client:
+            client.model_info()
+
+    for tls in (False, True):
+        with pytest.raises(NoNodeError, match=r"TLS.*ca_file"):
+            await asyncio.to_thread(ask, tls)
 
 
 async def test_commands_on_the_routers_host_know_its_certificate(
