@@ -15,7 +15,7 @@ from pdserve.core.errors import InvalidRequestError, NeverFitsError
 from router.answer_format import Json
 from router.http_bodies import check_body, read_body
 from router.intake import Conversation
-from router.openai_schema import MessageBody, chat_messages
+from router.openai_schema import Messages, chat_messages
 from router.policies.prediction import Candidate
 from router.routing import Ask, Routed
 from router.service import Service
@@ -29,7 +29,7 @@ class RouteBody(BaseModel):
 
     prompt_len: int | None = None
     prompt: JsonValue = None
-    messages: list[MessageBody] | None = None
+    messages: Messages | None = None
     n: int | None = None
     cache_salt: str | None = None
     ttft_slo_ms: float | None = None

@@ -188,7 +188,8 @@ class _Inference(inference_pb2_grpc.InferenceServicer):
         self, request: pb.DetokenizeRequest, context: Context
     ) -> pb.DetokenizeResponse:
         try:
-            return pb.DetokenizeResponse(text=self._service.intake.detokenize(request.token_ids))
+            text = await self._service.intake.detokenize(request.token_ids, "token_ids")
+            return pb.DetokenizeResponse(text=text)
         except PdserveError as error:
             await fail(context, error)
 

@@ -3,13 +3,14 @@
 ``read_body`` takes bytes to a checked schema object or raises an error that names the field.
 """
 
+import asyncio
 import json
-from collections.abc import Mapping
 from typing import TypeVar
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ValidationError
+from pydantic_core import from_json
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
@@ -22,7 +23,12 @@ from pdserve.core.errors import (
     UnauthenticatedError,
     UnknownModelError,
 )
+from router.body_counts import check_counts
+from router.validation import shown
 
+INLINE_BYTES = 64 << 10  # larger bodies are parsed in a thread
+MAX_PARSED_AT_ONCE = 2  # of the larger ones: parsed JSON is many times the size of its text
+MAX_SHOWN_NAME, MAX_SHOWN_PATH = 50, 200
 HTTP_CLIENT_ERRORS = range(400, 500)
 CODES: dict[type[PdserveError], str] = {
     NeverFitsError: "context_length_exceeded",
@@ -37,14 +43,30 @@ Body = TypeVar("Body", bound=BaseModel)
 async def read_body(request: Request, schema: type[Body], max_bytes: int) -> Body:
     """The body as a ``schema``. Raises InvalidRequestError, or HTTPException 413."""
     raw = await _read_bytes(request, max_bytes)
+    if len(raw) <= INLINE_BYTES:
+        return parse_body(schema, raw)
+    parsing: asyncio.Semaphore = request.app.state.parsing
+    async with parsing:
+        return await asyncio.to_thread(parse_body, schema, raw)
+
+
+def bound_parsing(app: FastAPI) -> None:
+    """So many large bodies are parsed at once; the others wait."""
+    app.state.parsing = asyncio.Semaphore(MAX_PARSED_AT_ONCE)
+
+
+def parse_body(schema: type[Body], raw: bytes) -> Body:
+    """Counts are looked at first, then types. Raises InvalidRequestError for the first fault."""
     try:
-        return schema.model_validate_json(raw)
-    except ValidationError as error:
-        raise _invalid(error) from None
+        values = from_json(raw, cache_strings="keys")
+    except ValueError as error:
+        raise InvalidRequestError("body", f"it is no JSON: {str(error)[:200]}") from None
+    check_counts(values)
+    return check_body(schema, values)
 
 
-def check_body(schema: type[Body], values: Mapping[str, object]) -> Body:
-    """What came otherwise than in a body, as a ``schema``. Raises InvalidRequestError."""
+def check_body(schema: type[Body], values: object) -> Body:
+    """What was parsed, or came otherwise, as a ``schema``. Raises InvalidRequestError."""
     try:
         return schema.model_validate(values)
     except ValidationError as error:
@@ -111,12 +133,12 @@ async def _read_bytes(request: Request, max_bytes: int) -> bytes:
 
 
 def _invalid(error: ValidationError) -> InvalidRequestError:
-    details = error.errors(include_url=False, include_context=False, include_input=False)
-    first = details[0]
-    location = first["loc"]
-    if not location:
-        return InvalidRequestError("body", first["msg"])
-    return InvalidRequestError(_path(location), first["msg"])
+    # Lists end at their first wrong entry (FailFast), so there are few.
+    first = error.errors(include_url=False, include_context=False)[0]
+    problem = first["msg"][:200]
+    if first["type"] != "missing":
+        problem = f"got {shown(first['input'])}: {problem}"
+    return InvalidRequestError(_path(first["loc"]) or "body", problem)
 
 
 def _path(location: tuple[int | str, ...]) -> str:
@@ -126,9 +148,10 @@ def _path(location: tuple[int | str, ...]) -> str:
         if isinstance(part, int):
             path += f"[{part}]"
         else:
-            name = part if part.isidentifier() else json.dumps(part)[:50]
+            plain = part.isidentifier() and len(part) <= MAX_SHOWN_NAME
+            name = part if plain else json.dumps(part[:MAX_SHOWN_NAME])
             path += f".{name}" if path else name
-    return path
+    return path[:MAX_SHOWN_PATH]
 
 
 def _error_object(

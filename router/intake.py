@@ -8,6 +8,7 @@ import json
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from pdserve.core.config import LimitsConfig
 from pdserve.core.errors import InvalidRequestError, NeverFitsError, UnknownModelError
@@ -25,6 +26,7 @@ from router.grammar_checks import GrammarChecks
 from router.legs import Job
 from router.tool_use import CallRules, ToolUse
 from router.validation import (
+    MAX_TOKEN_IDS,
     SamplingFields,
     check_priority,
     check_sampling,
@@ -32,9 +34,12 @@ from router.validation import (
     parse_prompts,
     shown,
     to_sampling_params,
+    wrong_count,
 )
 
 SEED_BITS = 63
+INLINE_TOKENS = 4096  # more are checked and made a text in a thread
+TIMES_CONTEXT = 4  # a list of more ids than so many contexts is refused by its length
 INLINE_CHARS = 4096  # longer texts are tokenised in a thread, so that they hold up nobody else
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
@@ -92,9 +97,9 @@ class Intake:
     ) -> list[GenerationRequest]:
         """One request for each prompt: a text, token ids, or a list of either."""
         rank = check_priority(priority)
-        limits = self._limits
-        prompts = parse_prompts(prompt, vocab_size=self._vocab_size, max_prompts=limits.max_prompts)
-        check_sampling(fields, vocab_size=self._vocab_size, max_n=limits.max_n)
+        _check_num_ids(prompt, TIMES_CONTEXT * max(max_model_len, 1024))
+        prompts = await self._prompts(prompt)
+        check_sampling(fields, vocab_size=self._vocab_size, max_n=self._limits.max_n)
         await self._check_grammar(fields)
         ids = []
         for item in prompts:
@@ -158,9 +163,16 @@ class Intake:
         )
         return await self.tokenize(text, add_special_tokens=conversation.add_special_tokens)
 
-    def detokenize(self, token_ids: Sequence[object]) -> str:
+    async def detokenize(self, token_ids: Sequence[object], field: str = "tokens") -> str:
         """The text of token ids, special tokens included."""
-        ids = check_token_ids("tokens", token_ids, self._vocab_size)
+        if len(token_ids) > MAX_TOKEN_IDS:
+            raise wrong_count(field, len(token_ids), MAX_TOKEN_IDS)
+        if len(token_ids) <= INLINE_TOKENS:
+            return self._decode(field, token_ids)
+        return await asyncio.to_thread(self._decode, field, token_ids)
+
+    def _decode(self, field: str, token_ids: Sequence[object]) -> str:
+        ids = check_token_ids(field, token_ids, self._vocab_size)
         return self._tokenizer.decode(ids, skip_special_tokens=False)
 
     def _calls(
@@ -186,6 +198,15 @@ class Intake:
             fields = replace(fields, grammar=_calls_grammar(use, written, fields.grammar))
         return rules, fields
 
+    async def _prompts(self, prompt: object) -> list[str | tuple[int, ...]]:
+        parse = partial(
+            parse_prompts,
+            prompt,
+            vocab_size=self._vocab_size,
+            max_prompts=self._limits.max_prompts,
+        )
+        return await asyncio.to_thread(parse) if _is_long(prompt) else parse()
+
     async def _check_grammar(self, fields: SamplingFields) -> None:
         if fields.grammar is not None:
             await self._grammar_checks.check(fields.grammar)
@@ -196,6 +217,26 @@ class Intake:
             raise NeverFitsError(
                 field, f"it has {len(text)} characters; the context holds {max_model_len} tokens"
             )
+
+
+def _is_long(prompt: object) -> bool:
+    """Whether a look at each id would hold up others."""
+    if not isinstance(prompt, list):
+        return False
+    inner = sum(len(item) for item in prompt if isinstance(item, list))
+    return len(prompt) + inner > INLINE_TOKENS
+
+
+def _check_num_ids(prompt: object, most: int) -> None:
+    """Refuse a list of more ids than any context, before a look at them."""
+    if not isinstance(prompt, list):
+        return
+    if prompt and isinstance(prompt[0], int) and len(prompt) > most:
+        raise NeverFitsError("prompt", f"got {len(prompt)} token ids, at most {most} are looked at")
+    for i, item in enumerate(prompt):
+        if isinstance(item, list) and len(item) > most:
+            problem = f"got {len(item)} token ids, at most {most} are looked at"
+            raise NeverFitsError(f"prompt[{i}]", problem)
 
 
 def _tool_format(template: ChatTemplate, configured: str) -> ToolFormat | None:

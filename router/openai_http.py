@@ -14,7 +14,7 @@ from router.admin_http import add_admin_routes
 from router.answer_format import Json
 from router.debug_route import add_debug_routes
 from router.http_access import RequireKey
-from router.http_bodies import add_error_handlers, read_body
+from router.http_bodies import add_error_handlers, bound_parsing, read_body
 from router.http_generation import answer, timeline_wanted
 from router.http_labels import RequestLabels
 from router.intake import Conversation
@@ -41,6 +41,7 @@ def make_app(service: Service) -> FastAPI:
     app.add_middleware(RequireKey, callers=service.callers, admin_token=service.spec.admin_token)
     app.add_middleware(RequestLabels)  # outermost: a refused call has its label too
     add_error_handlers(app)
+    bound_parsing(app)
     _add_generating_routes(app, service)
     add_responses_route(app, service)
     _add_text_routes(app, service)
@@ -150,7 +151,7 @@ def _add_text_routes(app: FastAPI, service: Service) -> None:
     async def detokenize(request: Request) -> Json:
         body = await read_body(request, DetokenizeBody, max_bytes)
         service.intake.check_model(body.model)
-        return {"prompt": service.intake.detokenize(body.tokens)}
+        return {"prompt": await service.intake.detokenize(body.tokens)}
 
 
 def _add_model_routes(app: FastAPI, service: Service) -> None:

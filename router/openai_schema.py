@@ -12,11 +12,12 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue
 from pdserve.core.errors import InvalidRequestError
 from pdserve.core.request import Grammar
 from pdserve.text.conversation import ChatMessage
+from router.first_fault import FirstFault
 from router.intake import Conversation
 from router.structured_output import grammar_of
 from router.tool_use import tool_calls, tool_use
 from router.unknown_fields import check_unknown, is_among
-from router.validation import SamplingFields, shown
+from router.validation import MAX_TOKEN_IDS, SamplingFields, shown
 
 COMPLETION_MAX_TOKENS = 16  # OpenAI's and vLLM's default for /v1/completions
 
@@ -80,8 +81,8 @@ class SamplingBody(_Body):
     n: int | None = None
     best_of: int | None = None
     prompt_logprobs: int | None = None
-    stop: Annotated[list[str] | None, BeforeValidator(_as_list)] = None
-    stop_token_ids: list[int] | None = None
+    stop: Annotated[Annotated[list[str], FirstFault()] | None, BeforeValidator(_as_list)] = None
+    stop_token_ids: Annotated[list[int], FirstFault()] | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
@@ -163,16 +164,21 @@ class TextPart(_Body):
 
 class MessageBody(_Body):
     role: str
-    content: Annotated[list[TextPart] | None, BeforeValidator(_as_parts)] = None
+    content: Annotated[
+        Annotated[list[TextPart], FirstFault()] | None, BeforeValidator(_as_parts)
+    ] = None
     name: str | None = None
     tool_calls: JsonValue = None
     tool_call_id: str | None = None
 
 
+Messages = Annotated[list[MessageBody], FirstFault()]
+
+
 class ChatBody(SamplingBody):
     """POST /v1/chat/completions."""
 
-    messages: list[MessageBody]
+    messages: Messages
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
@@ -211,7 +217,7 @@ class TokenizeBody(_Body):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[MessageBody] | None = None
+    messages: Messages | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     return_token_strs: bool | None = None
@@ -221,7 +227,7 @@ class DetokenizeBody(_Body):
     """POST /detokenize."""
 
     model: str | None = None
-    tokens: list[int] = Field(max_length=1_000_000)
+    tokens: Annotated[list[int], FirstFault()] = Field(max_length=MAX_TOKEN_IDS)
 
 
 def chat_messages(messages: list[MessageBody]) -> list[ChatMessage]:

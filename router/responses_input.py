@@ -10,6 +10,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict
 from pdserve.core.errors import InvalidRequestError
 from pdserve.text.conversation import ChatMessage
 from pdserve.text.tools import ToolCall
+from router.first_fault import FirstFault
 from router.validation import shown
 
 ITEMS = ("message", "function_call", "function_call_output")
@@ -29,7 +30,7 @@ class InputPart(_Body):
     text: str | None = None
 
 
-Parts = Annotated[list[InputPart] | None, BeforeValidator(_as_parts)]
+Parts = Annotated[Annotated[list[InputPart], FirstFault()] | None, BeforeValidator(_as_parts)]
 
 
 class InputItem(_Body):

@@ -8,6 +8,7 @@ from typing import Annotated
 from pydantic import BaseModel, BeforeValidator, ConfigDict, JsonValue
 
 from pdserve.core.errors import InvalidRequestError
+from router.first_fault import FirstFault
 from router.intake import Conversation
 from router.responses_input import InputItem, input_messages
 from router.structured_output import grammar_of
@@ -47,13 +48,13 @@ class ResponsesBody(_Body):
     """POST /v1/responses."""
 
     model: str | None = None
-    input: Annotated[list[InputItem], BeforeValidator(_as_message)]
+    input: Annotated[list[InputItem], FirstFault(), BeforeValidator(_as_message)]
     instructions: str | None = None
     max_output_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_logprobs: int | None = None
-    include: list[str] | None = None
+    include: Annotated[list[str], FirstFault()] | None = None
     text: TextOptions | None = None
     tools: JsonValue = None
     tool_choice: JsonValue = None

@@ -125,7 +125,9 @@ def _text(field: str, value: object) -> str:
 
 
 def _choice(field: str, value: object) -> Grammar:
-    if not isinstance(value, Sequence) or isinstance(value, str) or not value:
+    if value == []:
+        raise InvalidRequestError(field, "it is empty, a list of texts is wanted")
+    if not isinstance(value, Sequence) or isinstance(value, str):
         raise InvalidRequestError(field, f"got {shown(value)}, a list of texts is wanted")
     if len(value) > MAX_CHOICES:
         problem = f"got {len(value)} entries, at most {MAX_CHOICES} are allowed"

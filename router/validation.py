@@ -27,6 +27,7 @@ LEAST_INTERVAL_S, MOST_INTERVAL_S = 0.1, 3600.0
 MAX_SALT_CHARS = 256
 SHOWN_CHARS = 80
 MAX_ID_DIGITS = 10
+MAX_TOKEN_IDS = 1_000_000  # that are made a text in one call
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +80,7 @@ def check_sampling(fields: SamplingFields, *, vocab_size: int, max_n: int) -> No
         raise _wrong("seed", fields.seed, "64-bit integers")
     _check_stop(fields.stop)
     if len(fields.stop_token_ids) > MAX_STOP_TOKEN_IDS:
-        raise _wrong_count("stop_token_ids", len(fields.stop_token_ids), MAX_STOP_TOKEN_IDS)
+        raise wrong_count("stop_token_ids", len(fields.stop_token_ids), MAX_STOP_TOKEN_IDS)
     check_token_ids("stop_token_ids", fields.stop_token_ids, vocab_size)
     if fields.logprobs is not None and not 0 <= fields.logprobs <= MAX_LOGPROBS:
         raise _wrong(fields.logprobs_field, fields.logprobs, f"0 to {MAX_LOGPROBS}")
@@ -168,7 +169,7 @@ def parse_prompts(
             return [_parse_prompt("prompt", prompt, vocab_size)]
         case list():
             if len(prompt) > max_prompts:
-                raise _wrong_count("prompt", len(prompt), max_prompts)
+                raise wrong_count("prompt", len(prompt), max_prompts)
             return [
                 _parse_prompt(f"prompt[{i}]", item, vocab_size) for i, item in enumerate(prompt)
             ]
@@ -206,9 +207,9 @@ def check_cache_salt(salt: str | None) -> None:
 def _check_lengths(fields: SamplingFields) -> None:
     name, most, least = fields.max_tokens_field, fields.max_tokens, fields.min_tokens
     if most is not None and not 1 <= most <= INT32_MAX:
-        raise _wrong(name, most, "1 and more")
+        raise _wrong(name, most, f"1 to {INT32_MAX}")
     if least is not None and not 0 <= least <= INT32_MAX:
-        raise _wrong("min_tokens", least, "0 and more")
+        raise _wrong("min_tokens", least, f"0 to {INT32_MAX}")
     if most is not None and least is not None and least > most:
         raise InvalidRequestError("min_tokens", f"got {least}, more than {name} {most}")
 
@@ -222,7 +223,7 @@ def _check_best_of(fields: SamplingFields, max_n: int) -> None:
 
 def _check_stop(stop: Sequence[str]) -> None:
     if len(stop) > MAX_STOP_STRINGS:
-        raise _wrong_count("stop", len(stop), MAX_STOP_STRINGS)
+        raise wrong_count("stop", len(stop), MAX_STOP_STRINGS)
     for i, text in enumerate(stop):
         if not text:
             raise InvalidRequestError(f"stop[{i}]", "it is empty")
@@ -237,7 +238,7 @@ def _parse_logit_bias(
 ) -> tuple[tuple[int, float], ...]:
     """Token ids with their bias; checked where the vocabulary is given."""
     if len(logit_bias) > MAX_LOGIT_BIAS_ENTRIES:
-        raise _wrong_count("logit_bias", len(logit_bias), MAX_LOGIT_BIAS_ENTRIES)
+        raise wrong_count("logit_bias", len(logit_bias), MAX_LOGIT_BIAS_ENTRIES)
     parsed: dict[int, float] = {}
     for key, bias in logit_bias.items():
         if isinstance(key, str) and not (
@@ -276,5 +277,6 @@ def _wrong(field: str, value: object, allowed: str) -> InvalidRequestError:
     return InvalidRequestError(field, f"got {shown(value)}, allowed are {allowed}")
 
 
-def _wrong_count(field: str, count: int, most: int) -> InvalidRequestError:
+def wrong_count(field: str, count: int, most: int) -> InvalidRequestError:
+    """The error of a list or an object that has too many entries."""
     return InvalidRequestError(field, f"got {count} entries, at most {most} are allowed")

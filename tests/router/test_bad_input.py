@@ -2,16 +2,20 @@
 
 import json
 import string
+import threading
 from collections.abc import AsyncIterator
 
 import httpx
 import pytest
 import pytest_asyncio
+from fastapi import FastAPI, Request
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import BaseModel, ValidationError, model_validator
 
 from pdserve.core.config import LimitsConfig
-from router.openai_schema import UNSUPPORTED, ChatBody, CompletionBody
+from router.http_bodies import bound_parsing, read_body
+from router.openai_schema import UNSUPPORTED, ChatBody, CompletionBody, DetokenizeBody
 from router.responses_schema import ResponsesBody
 from router.unknown_fields import WITHOUT_EFFECT, WITHOUT_EFFECT_IF
 from tests.fuzzing import inputs
@@ -331,3 +335,72 @@ async def test_no_generated_body_is_a_server_error(
 async def test_good_requests_are_served_afterwards(world: World) -> None:
     assert (await world.complete(max_tokens=100)).json()["choices"][0]["finish_reason"] == "stop"
     assert (await world.status())["requests"] == 0
+
+
+LARGE = 1_000_000
+
+
+@pytest.mark.parametrize(
+    ("route", "body", "field"),
+    [
+        ("completions", {"prompt": "a", "stop": [1] * LARGE}, "stop"),
+        ("completions", {"prompt": "a", "stop_token_ids": ["x"] * LARGE}, "stop_token_ids"),
+        ("completions", {"prompt": "a", "logit_bias": dict.fromkeys(map(str, range(500)), 1)},
+         "logit_bias"),
+        ("completions", {"prompt": [1] * 8 * LARGE}, "prompt"),
+        ("completions", {"prompt": [1] * LARGE}, "prompt"),
+        ("completions", {"prompt": "a", "metadata": [{}] * 2 * LARGE}, "metadata"),
+        ("completions", {"prompt": "a", "guided_choice": [1] * 5000}, "guided_choice"),
+        ("chat/completions", {"messages": [{"role": "user", "content": "a"}] * 333_000},
+         "messages"),
+        ("chat/completions", {"messages": [{"role": "user", "content": [{}] * 500_000}]},
+         "messages[0].content"),
+        ("responses", {"input": "a", "include": [1] * LARGE}, "include"),
+    ],
+)  # fmt: skip
+async def test_a_list_that_is_far_too_long_is_refused_by_its_count(
+    shared_world: World, route: str, body: dict[str, object], field: str
+) -> None:
+    content = json.dumps(body, separators=(",", ":")).encode()
+    response = await shared_world.http.post(f"/v1/{route}", content=content)
+    assert response.status_code == 400
+    assert error_of(response)["param"] == field
+    assert len(str(error_of(response)["message"])) < 300
+
+
+@pytest.mark.parametrize("name", ["x" * 1_000_000, "\\" * 1_000_000])
+async def test_a_key_of_a_megabyte_is_not_repeated(shared_world: World, name: str) -> None:
+    response = await shared_world.complete(logit_bias={name: "x"})
+    assert response.status_code == 400
+    assert len(str(error_of(response)["message"])) < 400
+
+
+async def test_a_list_is_validated_up_to_its_first_wrong_entry() -> None:
+    with pytest.raises(ValidationError) as raised:
+        DetokenizeBody.model_validate({"tokens": ["x"] * 1000})
+    assert raised.value.error_count() == 1
+
+
+@pytest.mark.parametrize(("size", "is_inline"), [(10, True), (100_000, False)])
+async def test_a_large_body_is_parsed_off_the_loop(size: int, is_inline: bool) -> None:
+    threads = []
+
+    class Seen(BaseModel):
+        @model_validator(mode="after")
+        def note(self) -> "Seen":
+            threads.append(threading.get_ident())
+            return self
+
+    app = FastAPI()
+    bound_parsing(app)
+
+    @app.post("/")
+    async def route(request: Request) -> None:
+        await read_body(request, Seen, 1_000_000)
+
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(app), base_url="http://router"
+    ) as client:
+        response = await client.post("/", json={"a": "x" * size})
+    assert response.status_code == 200
+    assert [thread == threading.get_ident() for thread in threads] == [is_inline]
