@@ -21,7 +21,8 @@ import httpx
 
 from pdserve.bench.arguments import whole_number, whole_numbers
 from pdserve.bench.authorization import headers
-from pdserve.bench.serve import add_url_argument, first_model
+from pdserve.bench.serve import first_model
+from pdserve.bench.server import Server, add_server_arguments, server_of
 from pdserve.bench.workload import Arrival, prompt_ids
 from pdserve.core.errors import ConfigError
 from pdserve.core.request import RouteTaken
@@ -51,7 +52,7 @@ class Row:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of ``pdserve bench handoff``."""
-    add_url_argument(parser)
+    add_server_arguments(parser)
     parser.add_argument("--model", help="default: the first that the server lists")
     parser.add_argument("--vocab-size", type=whole_number, default=10_000)
     parser.add_argument("--prompt-lens", type=whole_numbers, default=(128, 512, 2048))
@@ -64,10 +65,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure and print; 1 where nothing was handed over. Raises ConfigError."""
-    url = args.base_url if "://" in args.base_url else f"http://{args.base_url}"
     if not args.prompt_lens:
         raise ConfigError("--prompt-lens: got none")
-    asking = Asking(url, args.model or first_model(url), args.vocab_size, args.seed)
+    server = server_of(args)
+    model = args.model or first_model(server.url, server.verify)
+    asking = Asking(server, model, args.vocab_size, args.seed)
     rows = asyncio.run(_measure_all(asking, args))
     if args.json:
         sys.stdout.write(json.dumps({"rows": [asdict(row) for row in rows]}) + "\n")
@@ -77,8 +79,8 @@ def run(args: argparse.Namespace) -> int:
 class Asking:
     """How the server is asked; prompts are numbered, each has tokens of its own."""
 
-    def __init__(self, url: str, model: str, vocab_size: int, seed: int) -> None:
-        self.url = url
+    def __init__(self, server: Server, model: str, vocab_size: int, seed: int) -> None:
+        self.server = server
         self._model = model
         self._vocab_size = vocab_size
         self._seed = seed
@@ -92,7 +94,9 @@ class Asking:
         try:
             found: dict[str, Any] = reply.raise_for_status().json()["timeline"]
         except (httpx.HTTPError, ValueError, KeyError) as error:
-            raise ConfigError(f"--base-url: {self.url} gave no timeline: {error!r}") from error
+            raise ConfigError(
+                f"--base-url: {self.server.url} gave no timeline: {error!r}"
+            ) from error
         return found
 
     async def keep_decoding(self, client: httpx.AsyncClient, number: int, num_tokens: int) -> None:
@@ -137,7 +141,11 @@ async def _measure_all(asking: Asking, args: argparse.Namespace) -> list[Row]:
     print(HEADER, file=out, flush=True)
     rows = []
     async with httpx.AsyncClient(
-        base_url=asking.url, headers=headers(), timeout=TIMEOUT_S, trust_env=False
+        base_url=asking.server.url,
+        headers=headers(),
+        timeout=TIMEOUT_S,
+        trust_env=False,
+        verify=asking.server.verify,
     ) as client:
         for load in (0, args.load):
             async with _load(asking, client, load, args.load_tokens):

@@ -6,6 +6,7 @@ the clock; what the times mean is the report's business.
 
 import asyncio
 import json
+import ssl
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ class Target:
     model: str
     vocab_size: int  # prompts are random tokens below it
     seed: int = 0
+    verify: ssl.SSLContext | bool = True  # of HTTPS
     timeout_s: float = 600.0
     max_concurrency: int | None = None  # requests on their way at once; None: as many as arrive
 
@@ -66,6 +68,7 @@ async def run_load(target: Target, workload: Sequence[Arrival]) -> list[Outcome]
         limits=limits,
         timeout=target.timeout_s,
         trust_env=False,
+        verify=target.verify,
     ) as client:
         start_s = time.perf_counter()
         tasks = []

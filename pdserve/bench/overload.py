@@ -16,11 +16,11 @@ from pdserve.bench.load import Outcome, run_load
 from pdserve.bench.report import Limits, parse_limits, percentile, report
 from pdserve.bench.serve import (
     add_target_arguments,
-    add_url_argument,
     add_workload_arguments,
     target_of,
     workload_of,
 )
+from pdserve.bench.server import add_server_arguments
 from pdserve.core.errors import ConfigError
 
 REFUSED = ("http 429", "http 408")
@@ -30,11 +30,11 @@ CLOSE_ENOUGH = 1.1  # the search ends when the rates around capacity are so near
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of ``pdserve bench overload``."""
-    add_url_argument(parser)
+    add_server_arguments(parser)
     add_target_arguments(parser)
     add_workload_arguments(parser)
     parser.add_argument("--start-rate", type=amount, default=1.0, help="requests/s tried first")
-    parser.add_argument("--good-share", type=share, default=0.95)
+    parser.add_argument("--good-share", type=share, default=0.95, help="of a rate that holds")
     parser.add_argument("--factor", type=amount, default=3.0, help="of the capacity, then offered")
     parser.add_argument(
         "--duration", type=amount, default=60.0, help="seconds at each rate, at least"

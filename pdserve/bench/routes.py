@@ -3,6 +3,8 @@
 So nobody takes figures without a single handoff for those of a disaggregated cluster.
 """
 
+import ssl
+
 import httpx
 
 from pdserve.bench.authorization import headers
@@ -12,11 +14,15 @@ LOOKUP_TIMEOUT_S = 10.0
 Routes = dict[str, int]
 
 
-def routes_taken(url: str) -> Routes | None:
+def routes_taken(url: str, verify: ssl.SSLContext | bool = True) -> Routes | None:
     """Prompts so far by route: disaggregated, local, fallback; None where that is not told."""
     try:
         reply = httpx.get(
-            f"{url}/admin/status", headers=headers(), timeout=LOOKUP_TIMEOUT_S, trust_env=False
+            f"{url}/admin/status",
+            headers=headers(),
+            timeout=LOOKUP_TIMEOUT_S,
+            trust_env=False,
+            verify=verify,
         )
         told = reply.raise_for_status().json()["routes"]
         return {str(route): int(count) for route, count in told.items()}

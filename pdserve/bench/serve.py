@@ -8,6 +8,7 @@ exactly the length asked for. Goodput counts requests within every limit of ``--
 import argparse
 import asyncio
 import json
+import ssl
 import sys
 from pathlib import Path
 
@@ -18,27 +19,22 @@ from pdserve.bench.authorization import headers
 from pdserve.bench.load import Target, run_load
 from pdserve.bench.report import by_prompt_len, parse_limits, report
 from pdserve.bench.routes import routes_since, routes_taken
+from pdserve.bench.server import add_server_arguments, server_of
 from pdserve.bench.workload import Arrival, at_rate, cut, random_workload, read_trace
 from pdserve.core.errors import ConfigError
 
-DEFAULT_URL = "http://127.0.0.1:8000"
 LOOKUP_TIMEOUT_S = 10.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of ``pdserve bench serve``."""
-    add_url_argument(parser)
+    add_server_arguments(parser)
     add_target_arguments(parser)
     add_workload_arguments(parser)
     parser.add_argument(
         "--request-rate", type=rate, default=float("inf"), help="requests/s; default: all at once"
     )
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
-
-
-def add_url_argument(parser: argparse.ArgumentParser) -> None:
-    """Which server, for benches that start none of their own."""
-    parser.add_argument("--base-url", default=DEFAULT_URL)
 
 
 def add_target_arguments(parser: argparse.ArgumentParser) -> None:
@@ -53,23 +49,32 @@ def add_target_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--goodput", nargs="*", default=[], metavar="NAME:MS", help="ttft:200 tpot:50 e2el:5000"
     )
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0, help="of the prompts")
 
 
 def add_workload_arguments(parser: argparse.ArgumentParser) -> None:
     """What is asked."""
-    parser.add_argument("--dataset-name", choices=("random", "trace"), default="random")
+    parser.add_argument(
+        "--dataset-name",
+        choices=("random", "trace"),
+        default="random",
+        help="where prompts come from",
+    )
     parser.add_argument(
         "--dataset-path", type=Path, help="of a trace: Azure's CSV, Mooncake's JSON"
     )
-    parser.add_argument("--num-prompts", type=whole_number, default=100)
-    parser.add_argument("--random-input-len", type=_bounds, default=(128, 128), metavar="N[:N]")
-    parser.add_argument("--random-output-len", type=_bounds, default=(64, 64), metavar="N[:N]")
+    parser.add_argument("--num-prompts", type=whole_number, default=100, help="requests")
+    parser.add_argument(
+        "--random-input-len", type=_bounds, default="128", metavar="N[:N]", help="tokens"
+    )
+    parser.add_argument(
+        "--random-output-len", type=_bounds, default="64", metavar="N[:N]", help="tokens"
+    )
     parser.add_argument("--burstiness", type=amount, default=1.0, help="1: Poisson; less: burstier")
     parser.add_argument(
         "--max-input-len", type=whole_number, default=4096, help="a trace's are cut to it"
     )
-    parser.add_argument("--max-output-len", type=whole_number, default=1024)
+    parser.add_argument("--max-output-len", type=whole_number, default=1024, help="likewise")
     parser.add_argument(
         "--classes", type=_classes, default=(), metavar="N,…", help="report by prompt length too"
     )
@@ -79,10 +84,10 @@ def run(args: argparse.Namespace) -> int:
     """Measure and print. Exit status 1 where no request was answered."""
     limits = parse_limits(args.goodput)
     target = target_of(args)
-    before = routes_taken(target.url)
+    before = routes_taken(target.url, target.verify)
     outcomes = asyncio.run(run_load(target, workload_of(args, args.request_rate)))
     results = report(outcomes, limits)
-    if routes := routes_since(before, routes_taken(target.url)):
+    if routes := routes_since(before, routes_taken(target.url, target.verify)):
         results["routes"] = routes
     if args.classes:
         results["by_prompt_len"] = by_prompt_len(
@@ -96,14 +101,11 @@ def target_of(args: argparse.Namespace) -> Target:
     """Asks the server for its model's name where none was given. Raises ConfigError, also for what
     is no address.
     """
-    url = args.base_url if "://" in args.base_url else f"http://{args.base_url}"
-    try:
-        httpx.URL(url)
-    except httpx.InvalidURL as error:
-        raise ConfigError(f"--base-url: got {args.base_url!r}: {error}") from error
+    server = server_of(args)
     return Target(
-        url=url,
-        model=args.model or first_model(url),
+        url=server.url,
+        verify=server.verify,
+        model=args.model or first_model(server.url, server.verify),
         vocab_size=args.vocab_size,
         seed=args.seed,
         max_concurrency=args.max_concurrency,
@@ -147,15 +149,25 @@ def table(results: dict[str, object]) -> str:
     return "\n".join(lines)
 
 
-def first_model(url: str) -> str:
+def first_model(url: str, verify: ssl.SSLContext | bool = True) -> str:
     """The name of the first model that the server lists. Raises ConfigError."""
     try:
         reply = httpx.get(
-            f"{url}/v1/models", headers=headers(), timeout=LOOKUP_TIMEOUT_S, trust_env=False
+            f"{url}/v1/models",
+            headers=headers(),
+            timeout=LOOKUP_TIMEOUT_S,
+            trust_env=False,
+            verify=verify,
         )
         return str(reply.raise_for_status().json()["data"][0]["id"])
     except (httpx.HTTPError, ValueError, LookupError) as error:
-        raise ConfigError(f"--base-url: {url} does not list its models: {error}") from error
+        raise ConfigError(
+            f"--base-url: {url} does not list its models: {error}{_hint(error)}"
+        ) from error
+
+
+def _hint(error: Exception) -> str:
+    return "; give its CA by --ca, a PEM file" if "CERTIFICATE_VERIFY_FAILED" in str(error) else ""
 
 
 def _bounds(text: str) -> tuple[int, int]:

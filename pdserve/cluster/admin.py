@@ -55,7 +55,7 @@ def target(arguments: argparse.Namespace) -> Target:
         return Target(
             url=_checked(arguments.url),
             token=given.get("token") or api_key(),
-            context=_trusting(given.get("ca")),
+            context=trusting(given.get("ca")),
         )
     record = _chosen(running(run_folder()), arguments.name)
     if record.http_url is None:
@@ -64,7 +64,8 @@ def target(arguments: argparse.Namespace) -> Target:
     return Target(url=record.http_url, token=record.admin_token, context=context)
 
 
-def _trusting(ca: str | None) -> ssl.SSLContext | None:
+def trusting(ca: str | None) -> ssl.SSLContext | None:
+    """Who trusts this CA; None: whom ssl trusts. Raises ConfigError where it cannot be used."""
     try:
         return None if ca is None else ssl.create_default_context(cafile=ca)
     except OSError as error:  # ssl.SSLError is one

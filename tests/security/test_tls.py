@@ -18,6 +18,8 @@ from kv_transfer.messages import Heartbeat, Message
 from kv_transfer.transports.grpc_wire import GrpcWire
 from kv_transfer.transports.transport import Arrived, Closed, Opened
 from pdserve import cli
+from pdserve.bench.serve import first_model
+from pdserve.bench.server import named_server
 from pdserve.client.async_client import AsyncClient
 from pdserve.client.client import Client
 from pdserve.cluster.own_certificate import pinned_context
@@ -87,6 +89,22 @@ async def test_commands_and_clients_say_what_tls_lacks(
     for tls in (False, True):
         with pytest.raises(NoNodeError, match=r"TLS.*ca_file"):
             await asyncio.to_thread(ask, tls)
+
+
+async def test_a_bench_trusts_its_ca_or_that_of_the_environment(
+    sealed: World, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, ca = f"https://{sealed.router.http_address}", str(folder / "public-ca.pem")
+
+    def models(given: str | None) -> str:
+        server = named_server(url, given)
+        return first_model(server.url, server.verify)
+
+    with pytest.raises(ConfigError, match="--ca"):
+        await asyncio.to_thread(models, None)
+    assert await asyncio.to_thread(models, ca) == "tiny"
+    monkeypatch.setenv("SSL_CERT_FILE", ca)
+    assert await asyncio.to_thread(models, None) == "tiny"
 
 
 async def test_commands_on_the_routers_host_know_its_certificate(

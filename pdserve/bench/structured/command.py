@@ -21,6 +21,7 @@ from pdserve.bench.engine import BLOCK_SIZE
 from pdserve.bench.engine_runner import Runner
 from pdserve.bench.own_cluster import own_cluster
 from pdserve.bench.serve import first_model
+from pdserve.bench.server import Server, add_ca_argument, named_server
 from pdserve.bench.structured.costs import NUM_STEPS, PROMPT_LEN, GrammarCosts, measure
 from pdserve.bench.structured.requests import Answer, FirstTokens, ask_all, first_tokens
 from pdserve.core.model_spec import ModelSpec, read_model_spec
@@ -33,6 +34,7 @@ SHOWN_PROBLEMS = 5
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of ``pdserve bench structured``."""
     parser.add_argument("--base-url", help="a running server; default: start a cluster")
+    add_ca_argument(parser)
     parser.add_argument("--cluster", type=Path, help="its cluster file; default: all defaults")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--model", default="smollm2-135m-instruct", help="for the costs")
@@ -65,19 +67,19 @@ def run(args: argparse.Namespace) -> int:
 
 def _served(args: argparse.Namespace) -> tuple[list[Answer], FirstTokens]:
     if args.base_url is not None:
-        return asyncio.run(_ask(args, args.base_url))
+        return asyncio.run(_ask(args, named_server(args.base_url, args.ca)))
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "serve.log"
         with own_cluster(args.cluster, args.set, log) as cluster:
-            return asyncio.run(_ask(args, cluster.url))
+            return asyncio.run(_ask(args, named_server(cluster.url, None)))
 
 
-async def _ask(args: argparse.Namespace, url: str) -> tuple[list[Answer], FirstTokens]:
-    model = first_model(url)
+async def _ask(args: argparse.Namespace, server: Server) -> tuple[list[Answer], FirstTokens]:
+    model = first_model(server.url, server.verify)
     answers = await ask_all(
-        url, model, num=args.num_requests, at_once=args.max_concurrency, seed=args.seed
+        server, model, num=args.num_requests, at_once=args.max_concurrency, seed=args.seed
     )
-    first = await first_tokens(url, model, rounds=args.rounds, seed=args.seed + 1)
+    first = await first_tokens(server, model, rounds=args.rounds, seed=args.seed + 1)
     return answers, first
 
 

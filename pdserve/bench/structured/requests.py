@@ -16,6 +16,7 @@ import httpx
 from jsonschema import Draft202012Validator
 
 from pdserve.bench.authorization import headers
+from pdserve.bench.server import Server
 from pdserve.bench.structured.schemas import Schema, make_schema
 
 PROMPT = "Invent an example of an object with these properties, as JSON: {names}."
@@ -42,12 +43,12 @@ class FirstTokens:
     known_grammar_s: float
 
 
-async def ask_all(url: str, model: str, *, num: int, at_once: int, seed: int) -> list[Answer]:
+async def ask_all(server: Server, model: str, *, num: int, at_once: int, seed: int) -> list[Answer]:
     """``num`` requests, each with a schema of its own; ``at_once`` of them at a time."""
     draw = random.Random(seed)
     schemas = [make_schema(draw) for _ in range(num)]
     turns = asyncio.Semaphore(at_once)
-    async with _client(url) as client:
+    async with _client(server) as client:
 
         async def ask(number: int, schema: Schema) -> Answer:
             async with turns:
@@ -57,11 +58,11 @@ async def ask_all(url: str, model: str, *, num: int, at_once: int, seed: int) ->
         return await asyncio.gather(*(ask(i, schema) for i, schema in enumerate(schemas)))
 
 
-async def first_tokens(url: str, model: str, *, rounds: int, seed: int) -> FirstTokens:
+async def first_tokens(server: Server, model: str, *, rounds: int, seed: int) -> FirstTokens:
     """Ask the same with a new grammar, with the same again and without one, in turn."""
     draw = random.Random(seed)
     kinds: tuple[list[float], list[float], list[float]] = ([], [], [])
-    async with _client(url) as client:
+    async with _client(server) as client:
         for number in range(rounds + 1):
             schema = make_schema(draw)
             body = _body(model, schema) | {"temperature": 0}
@@ -116,8 +117,14 @@ def judge(text: str, reason: str | None, schema: Schema) -> str | None:
     return str(errors[0].message) if errors else None
 
 
-def _client(url: str) -> httpx.AsyncClient:
-    return httpx.AsyncClient(base_url=url, headers=headers(), timeout=TIMEOUT_S, trust_env=False)
+def _client(server: Server) -> httpx.AsyncClient:
+    return httpx.AsyncClient(
+        base_url=server.url,
+        headers=headers(),
+        timeout=TIMEOUT_S,
+        trust_env=False,
+        verify=server.verify,
+    )
 
 
 def _body(model: str, schema: Schema) -> dict[str, Any]:
