@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
+from pathlib import Path
 
 from pdserve.core.errors import ConfigError, ModelFilesError, PdserveError
 from pdserve.core.plugin import load_plugin
@@ -108,11 +109,25 @@ def _parser(name: str | None) -> argparse.ArgumentParser:
             parser = places[""].add_parser(group, help=GROUPS[group], description=GROUPS[group])
             places[group] = parser.add_subparsers(metavar="COMMAND", required=True)
         parser = places[group].add_parser(
-            word, help=command.summary, description=command.summary.capitalize() + "."
+            word,
+            help=command.summary,
+            description=command.summary.capitalize() + ".",
+            formatter_class=_WithDefaults,
         )
         if full_name == name:
             load_plugin(f"{command.module}:add_arguments")(parser)
     return top
+
+
+class _WithDefaults(argparse.HelpFormatter):
+    """Adds the defaults that say something, where the help does not speak of one."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        default, text = action.default, action.help or ""
+        is_shown = isinstance(default, (str, int, float, Path)) and not isinstance(default, bool)
+        if not is_shown or default == argparse.SUPPRESS or "default" in text:
+            return action.help
+        return f"{action.help} (default: %(default)s)"
 
 
 def _complain(error: Exception, status: int) -> int:

@@ -29,6 +29,21 @@ def test_the_option_prints_what_the_command_does(capsys: pytest.CaptureFixture[s
     assert capsys.readouterr().out == printed
 
 
+@pytest.mark.parametrize(
+    "command", [["bench", "serve"], ["bench", "overload"], ["bench", "handoff"]]
+)
+def test_help_shows_defaults_that_say_something(
+    command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        cli.main([*command, "--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "--seed SEED of the prompts (default: 0)" in shown
+    assert "default: the cluster that runs here" in shown
+    assert "default: False" not in shown
+    assert "default: None" not in shown
+
+
 def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["version"]) == 0
     assert capsys.readouterr().out.startswith("pdserve 0.")

@@ -54,12 +54,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of ``pdserve bench handoff``."""
     add_server_arguments(parser)
     parser.add_argument("--model", help="default: the first that the server lists")
-    parser.add_argument("--vocab-size", type=whole_number, default=10_000)
-    parser.add_argument("--prompt-lens", type=whole_numbers, default=(128, 512, 2048))
+    parser.add_argument(
+        "--vocab-size", type=whole_number, default=10_000, help="prompts' tokens, below"
+    )
+    parser.add_argument("--prompt-lens", type=whole_numbers, default="128,512,2048", help="tokens")
     parser.add_argument("--rounds", type=whole_number, default=20, help="medians of so many")
     parser.add_argument("--load", type=whole_number, default=8, help="requests that decode")
     parser.add_argument("--load-tokens", type=whole_number, default=512, help="of each of them")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0, help="of the prompts")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
 
 
