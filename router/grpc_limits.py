@@ -1,7 +1,15 @@
-"""What gRPC itself bounds of the public service: sizes, calls of a connection, idle connections."""
+"""What the public gRPC service bounds: sizes, calls of a connection, idle connections, and how many
+metadata entries a call has.
+"""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import grpc
 
 from pdserve.core.config import LimitsConfig
 from pdserve.rpc.session import CHANNEL_OPTIONS
+from router.grpc_decoding import Context, FoundHandler
 
 MAX_CALLS_OF_CONNECTION = 1024
 IDLE_MS = 15 * 60_000  # a connection without calls is closed
@@ -26,3 +34,27 @@ def public_options(limits: LimitsConfig) -> tuple[tuple[str, int], ...]:
         "grpc.keepalive_timeout_ms": PING_TIMEOUT_MS,
     }
     return tuple({**dict(CHANNEL_OPTIONS), **own}.items())
+
+
+class BoundMetadata(grpc.aio.ServerInterceptor):
+    """Answers RESOURCE_EXHAUSTED to a call with more than ``most`` metadata entries, before its
+    message is read. gRPC itself bounds only their bytes.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[FoundHandler]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> FoundHandler:
+        count = len(tuple(handler_call_details.invocation_metadata or ()))
+        if count <= self._most:
+            return await continuation(handler_call_details)
+        problem = f"metadata: got {count} entries, at most {self._most} are allowed"
+
+        async def refuse(requests: AsyncIterator[Any], context: Context) -> None:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, problem)
+
+        return grpc.stream_unary_rpc_method_handler(refuse)

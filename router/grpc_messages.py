@@ -11,18 +11,29 @@ from pdserve.rpc.convert import timeline_to_proto
 from pdserve.rpc.v1 import inference_pb2 as pb
 from pdserve.text.conversation import ChatMessage
 from pdserve.text.tokenizer import Tokenizer
+from router.body_counts import MAX_MESSAGES, MAX_VALUES
 from router.generation import Delta, Generation
 from router.intake import Conversation
 from router.nodes import NodeView
-from router.structured_output import grammar_of, json_schema_grammar
-from router.tool_use import WORDS, ToolUse, tool_calls, tool_use
-from router.validation import SamplingFields
+from router.structured_output import MAX_CHOICES, grammar_of, json_schema_grammar
+from router.tool_use import MAX_CALLS, MAX_TOOLS, WORDS, ToolUse, tool_calls, tool_use
+from router.validation import (
+    MAX_LOGIT_BIAS_ENTRIES,
+    MAX_STOP_STRINGS,
+    MAX_STOP_TOKEN_IDS,
+    SamplingFields,
+    wrong_count,
+)
 
 PROMPT_TOKENS_A_MESSAGE = 1024  # with 20 of the likeliest each they are half a megabyte
 
 
 def sampling_fields(message: pb.SamplingParams) -> SamplingFields:
     """A field that is not set keeps its default, which is not zero."""
+    _check_entries("logit_bias", len(message.logit_bias), MAX_LOGIT_BIAS_ENTRIES)
+    _check_entries("stop", len(message.stop), MAX_STOP_STRINGS)
+    _check_entries("stop_token_ids", len(message.stop_token_ids), MAX_STOP_TOKEN_IDS)
+    _check_entries("choice", len(message.choice), MAX_CHOICES)
     given = {field.name for field, _ in message.ListFields()}
     return SamplingFields(
         max_tokens=message.max_tokens if "max_tokens" in given else None,
@@ -73,6 +84,7 @@ def prompt_of(request: pb.GenerateRequest) -> str | list[int] | Conversation:
         case "text":
             return request.text
         case "token_ids":
+            _check_entries("prompt", len(request.token_ids.ids), MAX_VALUES)
             return list(request.token_ids.ids)
         case "chat":
             return conversation(request.chat, bool(request.add_special_tokens))
@@ -81,6 +93,9 @@ def prompt_of(request: pb.GenerateRequest) -> str | list[int] | Conversation:
 
 
 def conversation(chat: pb.ChatMessages, add_special_tokens: bool) -> Conversation:
+    """Raises InvalidRequestError, for counts before anything is copied."""
+    _check_entries("messages", len(chat.messages), MAX_MESSAGES)
+    _check_entries("tools", len(chat.tools), MAX_TOOLS)
     return Conversation(
         messages=[_message(item, f"messages[{i}]") for i, item in enumerate(chat.messages)],
         add_special_tokens=add_special_tokens,
@@ -88,7 +103,13 @@ def conversation(chat: pb.ChatMessages, add_special_tokens: bool) -> Conversatio
     )
 
 
+def _check_entries(field: str, count: int, most: int) -> None:
+    if count > most:
+        raise wrong_count(field, count, most)
+
+
 def _message(item: pb.ChatMessage, where: str) -> ChatMessage:
+    _check_entries(f"{where}.tool_calls", len(item.tool_calls), MAX_CALLS)
     calls = [
         {"id": call.id, "function": {"name": call.name, "arguments": call.arguments}}
         for call in item.tool_calls

@@ -22,7 +22,7 @@ from router.generation import Delta, Generation, GenerationRequest
 from router.grpc_access import RequireKey, authorization_of, traceparent_of
 from router.grpc_calls import GrpcAnswer
 from router.grpc_decoding import ReadOneMessage, fail
-from router.grpc_limits import public_options
+from router.grpc_limits import BoundMetadata, public_options
 from router.grpc_messages import (
     conversation,
     last_message,
@@ -61,6 +61,7 @@ async def start_grpc_server(service: Service) -> PublicGrpcServer:
     """Serve. Raises ConfigError where the port is taken."""
     limits = service.spec.config.limits
     interceptors = [
+        BoundMetadata(limits.max_headers),
         RequireKey(service.callers),
         ReadOneMessage(SERVICE_NAME, timeout_s=limits.body_timeout_s),
     ]
@@ -233,9 +234,11 @@ class _Inference(inference_pb2_grpc.InferenceServicer):
         match request.WhichOneof("input"):
             case "text":
                 added = request.add_special_tokens or not request.HasField("add_special_tokens")
+                intake.check_text("text", request.text, self._service.max_model_len())
                 return await intake.tokenize(request.text, add_special_tokens=added)
             case "chat":
                 chat = conversation(request.chat, request.add_special_tokens)
+                intake.check_conversation(chat, self._service.max_model_len())
                 return await intake.tokenize_chat(chat)
             case _:
                 raise InvalidRequestError("input", "give one of text and chat")

@@ -85,6 +85,20 @@ class Intake:
         if model is not None and model != self._served_name:
             raise UnknownModelError(model, self._served_name)
 
+    def check_text(self, field: str, text: str, max_model_len: int) -> None:
+        """Refuse at once what cannot fit, as tokenising megabytes takes seconds."""
+        if len(text) > max_model_len * self._longest_token:
+            raise NeverFitsError(
+                field, f"it has {len(text)} characters; the context holds {max_model_len} tokens"
+            )
+
+    def check_conversation(self, conversation: Conversation, max_model_len: int) -> None:
+        """``check_text`` of each of its texts."""
+        field = conversation.field
+        self.check_text("instructions", conversation.instructions or "", max_model_len)
+        for i, message in enumerate(conversation.messages):
+            self.check_text(f"{field}[{i}].content", message.content, max_model_len)
+
     async def completion(
         self,
         prompt: object,
@@ -104,7 +118,7 @@ class Intake:
         ids = []
         for item in prompts:
             if isinstance(item, str):
-                self._check_text("prompt", item, max_model_len)
+                self.check_text("prompt", item, max_model_len)
                 ids.append(await self.tokenize(item, add_special_tokens=add_special_tokens))
             else:
                 ids.append(item)
@@ -125,12 +139,11 @@ class Intake:
         check_sampling(fields, vocab_size=self._vocab_size, max_n=self._limits.max_n)
         calls, fields = self._calls(conversation.tool_use, fields)
         await self._check_grammar(fields)
-        field = conversation.field
-        self._check_text("instructions", conversation.instructions or "", max_model_len)
-        for i, message in enumerate(conversation.messages):
-            self._check_text(f"{field}[{i}].content", message.content, max_model_len)
+        self.check_conversation(conversation, max_model_len)
         ids = await self.tokenize_chat(conversation)
-        request = _request(ids, fields, None, max_model_len, prompt_field=field, priority=rank)
+        request = _request(
+            ids, fields, None, max_model_len, prompt_field=conversation.field, priority=rank
+        )
         return request if calls is None else replace(request, calls=calls)
 
     async def tokenize(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
@@ -210,13 +223,6 @@ class Intake:
     async def _check_grammar(self, fields: SamplingFields) -> None:
         if fields.grammar is not None:
             await self._grammar_checks.check(fields.grammar)
-
-    def _check_text(self, field: str, text: str, max_model_len: int) -> None:
-        """Refuse at once what cannot fit, as tokenising megabytes takes seconds."""
-        if len(text) > max_model_len * self._longest_token:
-            raise NeverFitsError(
-                field, f"it has {len(text)} characters; the context holds {max_model_len} tokens"
-            )
 
 
 def _is_long(prompt: object) -> bool:

@@ -129,6 +129,7 @@ def _add_text_routes(app: FastAPI, service: Service) -> None:
         if (body.prompt is None) == (body.messages is None):
             raise InvalidRequestError("prompt", "give either prompt or messages")
         if body.prompt is not None:
+            service.intake.check_text("prompt", body.prompt, service.max_model_len())
             ids = await service.intake.tokenize(
                 body.prompt, add_special_tokens=body.add_special_tokens is not False
             )
@@ -138,6 +139,7 @@ def _add_text_routes(app: FastAPI, service: Service) -> None:
                 add_special_tokens=bool(body.add_special_tokens),
                 add_generation_prompt=body.add_generation_prompt is not False,
             )
+            service.intake.check_conversation(conversation, service.max_model_len())
             ids = await service.intake.tokenize_chat(conversation)
         texts = [service.tokenizer.token_text(i) for i in ids] if body.return_token_strs else None
         return {

@@ -221,7 +221,7 @@ async def test_text_is_tokenised_and_back(stub: "InferenceAsyncStub", tokenizer:
     assert list(answer.token_ids) == tokenizer.encode("The fox")
     back = await stub.Detokenize(pb.DetokenizeRequest(token_ids=answer.token_ids))
     assert back.text == "The fox"
-    with pytest.raises(grpc.aio.AioRpcError, match=r"tokens\[0\]"):
+    with pytest.raises(grpc.aio.AioRpcError, match=r"token_ids\[0\]"):
         await stub.Detokenize(pb.DetokenizeRequest(token_ids=[10**9]))
 
 

@@ -64,6 +64,53 @@ async def test_large_metadata_are_refused(bounded: World) -> None:
     assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
+@pytest.mark.parametrize("method", ["Generate", "Tokenize"])
+async def test_too_many_metadata_entries_are_refused(bounded: World, method: str) -> None:
+    async with grpc.aio.insecure_channel(bounded.router.grpc_address) as channel:
+        stub: Any = inference_pb2_grpc.InferenceStub(channel)
+        given = tuple((f"x{i}", "") for i in range(LIMITS.max_headers + 1))
+        call: Any = channel.stream_stream(f"/pdserve.v1.Inference/{method}")(
+            never(), metadata=given
+        )
+        code, details = await status_of(call.read())
+        assert (await stub.Tokenize(pb.TokenizeRequest(text="x"), metadata=given[:90])).token_ids
+    assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert "at most 100" in details
+
+
+MANY = 3_000_000
+
+
+@pytest.mark.parametrize(
+    ("method", "message", "field"),
+    [
+        ("Detokenize", pb.DetokenizeRequest(token_ids=[1] * MANY), "token_ids"),
+        ("Generate", pb.GenerateRequest(token_ids=pb.TokenIds(ids=[1] * MANY)), "prompt"),
+        (
+            "Generate",
+            pb.GenerateRequest(chat=pb.ChatMessages(messages=[pb.ChatMessage()] * 10_000)),
+            "messages",
+        ),
+        (
+            "Generate",
+            pb.GenerateRequest(text="a", sampling=pb.SamplingParams(stop=["a"] * 10_000)),
+            "stop",
+        ),
+        ("Tokenize", pb.TokenizeRequest(text="a" * 9_000_000), "text"),
+    ],
+)
+async def test_what_is_far_too_much_is_an_invalid_argument(
+    world: World, method: str, message: Any, field: str
+) -> None:
+    async with grpc.aio.insecure_channel(world.router.grpc_address) as channel:
+        stub: Any = inference_pb2_grpc.InferenceStub(channel)
+        call = getattr(stub, method)(message)
+        code, details = await status_of(call.read() if method == "Generate" else call)
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+    assert details.startswith(f"{field}: ")
+    assert len(details) < 300
+
+
 async def test_more_calls_than_allowed_are_refused_and_the_next_is_served(bounded: World) -> None:
     node = bounded.decode[0]
     node.forget()
