@@ -20,6 +20,7 @@ from router.unknown_fields import check_unknown, is_among
 from router.validation import MAX_TOKEN_IDS, SamplingFields, shown
 
 COMPLETION_MAX_TOKENS = 16  # OpenAI's and vLLM's default for /v1/completions
+STREAM_OPTIONS_WITHOUT_EFFECT = ("continuous_usage_stats", "include_obfuscation")
 
 # Field -> values that ask for nothing. Any other value is refused by name.
 UNSUPPORTED: dict[str, tuple[JsonValue, ...]] = {
@@ -138,6 +139,11 @@ class SamplingBody(_Body):
             raise InvalidRequestError("best_of", "more than n is allowed only without stream")
         if self.stream_options is not None and not self.stream:
             raise InvalidRequestError("stream_options", "it is allowed only with stream: true")
+        for name, value in (
+            (self.stream_options and self.stream_options.model_extra) or {}
+        ).items():
+            if value is not None and name not in STREAM_OPTIONS_WITHOUT_EFFECT:
+                raise InvalidRequestError(f"stream_options.{name[:50]}", "it is not known here")
 
 
 class CompletionBody(SamplingBody):

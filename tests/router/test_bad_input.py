@@ -89,6 +89,7 @@ def error_of(response: httpx.Response) -> dict[str, str | None]:
         ({"stream": "yes"}, "stream"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
+        ({"stream": True, "stream_options": {"x": 1}}, "stream_options.x"),
         ({"stop_token_ids": [10**9]}, "stop_token_ids[0]"),
         ({"min_tokens": 3}, "min_tokens"),
         ({"best_of": 0}, "best_of"),
