@@ -18,7 +18,6 @@ class DrainBody(BaseModel):
 
     node: StrictStr
     undo: StrictBool = False
-    force: StrictBool = False
 
 
 class ScaleBody(BaseModel):
@@ -40,8 +39,7 @@ def add_admin_routes(app: FastAPI, service: Service) -> None:
     async def drain(request: Request) -> Json:
         _check_token(request, service.spec.admin_token)
         body = await read_body(request, DrainBody, MAX_BYTES)
-        order = Drain(node=body.node, undo=body.undo, force=body.force)
-        return {"message": await service.orders.place(order)}
+        return {"message": await service.orders.place(Drain(node=body.node, undo=body.undo))}
 
     @app.post("/admin/scale")
     async def scale(request: Request) -> Json:

@@ -40,26 +40,25 @@ def changed(
     if plan.role is role:
         raise InvalidRequestError("role", f"{plan.name} is a {role} node already")
     pool = template_of(role, templates).pool
-    check_left(plan, templates, others)
+    if (problem := what_is_missing(plan, templates, others)) is not None:
+        raise InvalidRequestError("node", problem)
     return replace(plan, role=role, pool=_pool_of(plan.pool, pool))
 
 
-def check_left(
+def what_is_missing(
     plan: NodePlan, templates: Mapping[Role, NodePlan], others: Collection[NodeStanding]
-) -> None:
-    """Somebody else does what the node did. Raises InvalidRequestError naming what is wrong."""
+) -> str | None:
+    """What nobody would do without the node; None where others do all of it."""
     decode = templates[Role.DECODE].pool
     assert isinstance(decode, DecodeConfig)
     if plan.role is Role.PREFILL and decode.local_prefill_tokens:
-        return
+        return None
     if any(n.role is plan.role and n.standing is Standing.SERVING for n in others):
-        return
+        return None
     nobody = "nobody would decode"
     if plan.role is Role.PREFILL:
         nobody = "decode.local_prefill_tokens is 0: nobody would prefill"
-    raise InvalidRequestError(
-        "node", f"{plan.name} is the last {plan.role} node that serves; {nobody}"
-    )
+    return f"{plan.name} is the last {plan.role} node that serves; {nobody}"
 
 
 def check_capacity(name: str, node: Capacity, promised: Capacity) -> None:

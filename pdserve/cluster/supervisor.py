@@ -29,8 +29,8 @@ from pdserve.cluster.role_change import (
     Capacity,
     changed,
     check_capacity,
-    check_left,
     max_choices,
+    what_is_missing,
 )
 from pdserve.cluster.scaling import change_for
 from pdserve.core.clock import Clock
@@ -159,31 +159,23 @@ class Supervisor:
     def _carry_out(self, order: Order) -> str:
         """Begin what is asked; says what has begun. Raises InvalidRequestError."""
         match order:
-            case Drain():
-                return self._drain(order)
+            case Drain(node=name, undo=undo):
+                return self._drain(name, undo=undo)
             case Scale():
                 return self._scale(order)
             case ChangeRole():
                 return self._change_role(order)
 
-    def _drain(self, order: Drain) -> str:
-        name = order.node
+    def _drain(self, name: str, *, undo: bool) -> str:
         self._check_free(name)
-        if order.undo:
+        if undo:
             self._members.draining.discard(name)
             return f"{name} takes new requests"
-        if not order.force and self._members.standing(name).standing is Standing.SERVING:
-            self._check_can_be_spared(name)
-        self._members.draining.add(name)
-        return f"{name} takes nothing new and finishes what it holds"
-
-    def _check_can_be_spared(self, name: str) -> None:
         others = [other for other in self.standings if other.name != name]
-        try:
-            check_left(self._members.plans[name], self._templates, others)
-        except InvalidRequestError as error:
-            problem = str(error).removeprefix(f"{error.field}: ")
-            raise InvalidRequestError(error.field, f"{problem}; --force drains it") from error
+        problem = what_is_missing(self._members.plans[name], self._templates, others)
+        self._members.draining.add(name)
+        done = f"{name} takes nothing new and finishes what it holds"
+        return done if problem is None else f"{done}. Mind: {problem}; --undo lets it in again"
 
     def _check_free(self, name: str) -> None:
         """There is such a node, and no order is being carried out on it."""

@@ -11,14 +11,10 @@ from pdserve.core.failures import error_of_kind
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drain:
-    """Send nothing new to the node (``undo``: again), let it finish what it holds.
-
-    ``force``: even where nobody is left to do its work.
-    """
+    """Send nothing new to the node (``undo``: again), let it finish what it holds."""
 
     node: str
     undo: bool = False
-    force: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

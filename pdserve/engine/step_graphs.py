@@ -7,6 +7,7 @@ shape that holds it, filled up with tokens of the spare slot. Owns what the grap
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -21,6 +22,13 @@ MOST_OF_ALL = 256  # flash-attn works with more in another way, which takes long
 
 Forward = Callable[[StepInput, StepShape], Tensor]  # logits [S, V] after each chunk
 Keep = Callable[[Tensor, Tensor], None]  # for these slots [S] these tokens [S]
+
+
+class Replayable(Protocol):
+    """A captured graph, as it is used here."""
+
+    def replay(self) -> None:
+        """Queue all of it on the current stream."""
 
 
 class StepGraphs:
@@ -46,7 +54,7 @@ class StepGraphs:
         self._values = torch.zeros(most_values, dtype=torch.int64, device=device)
         self._logits = torch.zeros(most_chunks, vocab_size, dtype=dtype, device=device)
         self._tokens = torch.zeros(most_chunks, dtype=torch.int64, device=device)
-        self._graphs: dict[StepShape, torch.cuda.CUDAGraph] = {}
+        self._graphs: dict[StepShape, Replayable] = {}
 
     def shape_for(self, step: StepShape) -> StepShape | None:
         """The captured shape that holds such a step; None: there is none."""

@@ -311,18 +311,13 @@ async def test_a_router_made_anew_is_told_whether_the_cluster_had_been_ready(
     assert launcher.was_ready == [False, False, True]
 
 
-async def test_the_last_decode_node_that_serves_is_drained_by_force_only(
+async def test_a_drain_says_when_nobody_is_left_to_do_the_work(
     supervisor: Supervisor, launcher: FakeLauncher
 ) -> None:
     await supervisor.start()
-    router = launcher.routers[0]
-    refused = await router.order(Drain(node="decode-0"))
-    assert refused.error_kind == "invalid_request_error"
-    assert refused.message == (
-        "node: decode-0 is the last decode node that serves; nobody would decode; --force drains it"
+    told = await launcher.routers[0].order(Drain(node="decode-0"))
+    assert told.message == (
+        "decode-0 takes nothing new and finishes what it holds. Mind: decode-0 is the last decode "
+        "node that serves; nobody would decode; --undo lets it in again"
     )
-    assert stand(launcher)["decode-0"] is Standing.SERVING
-    assert (await router.order(Drain(node="decode-0", force=True))).error_kind is None
-    assert (await router.order(Drain(node="decode-0"))).error_kind is None, "it does so already"
     assert stand(launcher)["decode-0"] is Standing.DRAINING
-    assert (await router.order(Drain(node="decode-0", undo=True))).error_kind is None

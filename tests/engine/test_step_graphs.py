@@ -12,8 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pdserve.engine.attention.interface import AttentionMetadata
-from pdserve.engine.attention.sdpa import SdpaAttention
+from pdserve.engine.attention.interface import AttentionBackend, AttentionMetadata
 from pdserve.engine.batch import Batch, Carried, Slot
 from pdserve.engine.kernels.interface import Rope
 from pdserve.engine.runner import ModelRunner
@@ -32,7 +31,7 @@ class PlannedFromTensors:
 
     captures_chunks = True
 
-    def __init__(self, attention: SdpaAttention) -> None:
+    def __init__(self, attention: AttentionBackend) -> None:
         self._attention = attention
         self.plan, self.run = attention.plan, self._run
 

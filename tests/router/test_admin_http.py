@@ -26,7 +26,6 @@ async def carried_out(world: World, answer: str) -> Order:
     [
         ("drain", {"node": "decode-0"}, Drain(node="decode-0")),
         ("drain", {"node": "decode-0", "undo": True}, Drain(node="decode-0", undo=True)),
-        ("drain", {"node": "decode-0", "force": True}, Drain(node="decode-0", force=True)),
         ("scale", {"role": "decode", "count": 3}, Scale(role="decode", count=3)),
         (
             "role",

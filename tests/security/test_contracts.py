@@ -28,7 +28,11 @@ CALLS = {
     "dist.gather_object",
 }
 # Pipes of multiprocessing pickle: a benchmark's, between processes that it starts itself.
-PIPES = {"pdserve/bench/router/processes.py", "pdserve/bench/router/fake_node.py"}
+PIPES = {
+    "pdserve/bench/router/processes.py",
+    "pdserve/bench/router/fake_node.py",
+    "pdserve/bench/transfer/pair.py",
+}
 
 
 def sources() -> Iterator[Path]:
