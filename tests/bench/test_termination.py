@@ -3,11 +3,20 @@
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import psutil
 import pytest
 
 from pdserve.bench.termination import ignoring_interrupts, interrupted_by_sigterm
+
+
+@pytest.fixture(autouse=True)
+def interrupts_are_heard() -> Iterator[None]:
+    """Shells start what runs in the background with interrupts ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def test_what_is_started_inside_ignores_an_interrupt_and_its_owner_does_not() -> None:

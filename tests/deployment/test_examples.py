@@ -33,6 +33,7 @@ TWO_HOSTS = tuple(
 )
 NEEDS = {
     "colocated": (SMOLLM2, LAPTOP),
+    "h200-1p1d": (LLAMA_8B, Hardware(num_cpus=None, num_gpus=2)),
     "one_host_gpus": (LLAMA_8B, Hardware(num_cpus=None, num_gpus=8)),
     "secured": (SMOLLM2, LAPTOP),
     "several_hosts": (
@@ -55,7 +56,9 @@ def test_an_example_is_a_cluster_that_its_hardware_can_be(path: Path) -> None:
     assert cluster.nodes
 
 
-@pytest.mark.parametrize(("name", "num_gpus"), [("one_host_gpus", 8), ("several_hosts", 16)])
+@pytest.mark.parametrize(
+    ("name", "num_gpus"), [("h200-1p1d", 2), ("one_host_gpus", 8), ("several_hosts", 16)]
+)
 def test_the_readme_says_how_many_gpus_an_example_takes(name: str, num_gpus: int) -> None:
     config = load_config(FOLDER / f"{name}.yaml")
     pools = (config.prefill, config.decode)
