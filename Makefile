@@ -5,11 +5,13 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
+FAST := .venv/fast-tests-passed
 MODEL := smollm2-135m-instruct
 PACKAGES := pdserve router prefill_node decode_node kv_transfer
 FUZZ_FACTOR ?= 40
 NOT_FAST := ray or model or gpu or multigpu or slow or faults
 NOT_HERE := gpu or multigpu or slow or faults
+SOURCES := $(shell find $(PACKAGES) docs examples proto scripts tests -type f ! -name '*.pyc') $(wildcard *.md *.toml *.yaml Makefile)
 
 .PHONY: help install demo test test-faults soak simulate test-security fuzz check fix docs proto bench accept lock clean
 .NOTPARALLEL:
@@ -47,9 +49,15 @@ $(READY): requirements.lock pyproject.toml
 demo: install
 	$(BIN)/pdserve demo
 
-test: install
+test: install $(FAST)
 	$(BIN)/pdserve models fetch $(MODEL)
-	$(BIN)/python -m pytest -m "not ($(NOT_HERE))"
+	$(BIN)/python -m pytest -m "(ray or model) and not ($(NOT_HERE))"
+
+# Not run again on the files that they passed on: after `make check`, `make test` runs the others alone.
+$(FAST): $(READY) $(SOURCES)
+	@touch $(FAST).begun
+	$(BIN)/python -m pytest -m "not ($(NOT_FAST))"
+	@mv $(FAST).begun $(FAST)
 
 test-faults: install
 	$(BIN)/python -m pytest tests/faults tests/hosts
@@ -76,7 +84,7 @@ check: install
 	$(BIN)/lint-imports
 	$(BIN)/python scripts/proto.py --check
 	$(BIN)/python scripts/config_doc.py --check
-	$(BIN)/python -m pytest -m "not ($(NOT_FAST))"
+	$(MAKE) $(FAST)
 
 fix: install
 	$(BIN)/ruff check --fix .
