@@ -24,6 +24,7 @@ from pdserve.cluster.resolve import NodePlan
 from pdserve.core.node import NodeStanding
 from pdserve.core.orders import OrderAnswer, PlacedOrder
 from pdserve.core.plugin import load_plugin
+from pdserve.core.starvation import ProcessId, own_process
 
 logger = logging.getLogger(__name__)
 
@@ -59,8 +60,8 @@ class FrontActor:
         self._loop = OwnLoop(name)
         self._front: Front | None = None
 
-    def pid(self) -> int:
-        return os.getpid()
+    def process_id(self) -> ProcessId:
+        return own_process()
 
     def start(self, entry: str, order: object) -> NodeFacts | RouterAddress | Failure:
         """Start what ``entry`` names with what it wants to be told."""

@@ -11,7 +11,7 @@ class Backoff:
 
     first_s: float = 0.5
     longest_s: float = 30.0
-    settled_s: float = 60.0  # whatever ran for so long starts again with ``first_s``
+    settled_s: float = 180.0  # whatever ran for so long starts again with ``first_s``
 
 
 class Delays:

@@ -15,7 +15,7 @@ from ray.util.placement_group import PlacementGroup
 from pdserve.cluster import placement
 from pdserve.cluster.actors import CALL_THREADS, FrontActor, RankActor
 from pdserve.cluster.front import NodeFacts, RouterAddress
-from pdserve.cluster.front_pulse import silent
+from pdserve.cluster.front_pulse import FrontWatch
 from pdserve.cluster.incarnation import Incarnation, new_incarnation_id
 from pdserve.cluster.ray_head import RayHead
 from pdserve.cluster.ray_processes import CONTROL_TIMEOUT_S, Process, ProcessGroup
@@ -24,6 +24,7 @@ from pdserve.cluster.site import RouterStart, Site
 from pdserve.core.errors import NodeLostError, PdserveError, RayLostError
 from pdserve.core.node import NodeAddress, NodeStanding
 from pdserve.core.orders import OrderAnswer, PlacedOrder
+from pdserve.core.starvation import KernelStarvation, ProcessId
 
 PLACEMENT_TIMEOUT_S = 120.0  # for Ray to find room and start a process
 START_TIMEOUT_S = 600.0  # for the ranks to load the model
@@ -39,12 +40,12 @@ class RayFront(Generic[Facts]):
     """A node or the router that runs: ``Running``, and where it listens."""
 
     def __init__(
-        self, facts: Facts, front: Process, processes: ProcessGroup, silence_s: float
+        self, facts: Facts, front: Process, processes: ProcessGroup, watch: FrontWatch
     ) -> None:
         self.facts = facts
         self._front = front
         self._processes = processes
-        self._silence_s = silence_s
+        self._watch = watch
 
     async def set_nodes(self, nodes: tuple[NodeStanding, ...]) -> None:
         await self._front.control("set_nodes", nodes, timeout_s=CONTROL_TIMEOUT_S)
@@ -80,7 +81,7 @@ class RayFront(Generic[Facts]):
     async def ended(self) -> PdserveError:
         signs = [
             asyncio.create_task(self._processes.ended()),
-            asyncio.create_task(silent(self._front, self._silence_s)),
+            asyncio.create_task(self._watch.silent(self._front)),
         ]
         try:
             done, _ = await asyncio.wait(signs, return_when=asyncio.FIRST_COMPLETED)
@@ -105,7 +106,8 @@ class RayLauncher:
         self._say = say
         self._log_format = site.cluster.config.observability.log_format
         # Making a node anew costs more than going on elsewhere, which others do after silence_s.
-        self._front_silence_s = 2 * site.cluster.config.network.silence_s
+        self._silence_s = 2 * site.cluster.config.network.silence_s
+        self._starvation = KernelStarvation()
 
     async def start_node(self, plan: NodePlan) -> RayFront[NodeFacts]:
         await self._check_ray()
@@ -149,7 +151,7 @@ class RayLauncher:
     ) -> RayFront[Any]:
         """Start a front whose ranks start meanwhile; end them all if any of them fails."""
         try:
-            await _wait_for_process(front)
+            process = await _wait_for_process(front)
             async with asyncio.timeout(START_TIMEOUT_S):
                 facts = await processes.answer_unless_ended(
                     front, front.start_call("start", entry, order)
@@ -162,7 +164,8 @@ class RayLauncher:
                 ) from error
             raise
         processes.watch(front, front.start_call("ended"))
-        return RayFront(facts, front, processes, self._front_silence_s)
+        watch = FrontWatch(process=process, limit_s=self._silence_s, starvation=self._starvation)
+        return RayFront(facts, front, processes, watch)
 
     def _front(self, name: str, options: dict[str, Any]) -> Process:
         actor = _FrontActor.options(max_concurrency=CALL_THREADS, **options).remote(
@@ -177,13 +180,15 @@ class RayLauncher:
         return Process(name, actor)
 
 
-async def _wait_for_process(front: Process) -> None:
+async def _wait_for_process(front: Process) -> ProcessId:
     try:
-        await front.control("pid", timeout_s=PLACEMENT_TIMEOUT_S)
+        process = await front.control("process_id", timeout_s=PLACEMENT_TIMEOUT_S)
     except NodeLostError as error:
         raise NodeLostError(
             f"{error}; has a host of the Ray cluster room for the whole node?"
         ) from error
+    assert isinstance(process, ProcessId)
+    return process
 
 
 def _describe(plan: NodePlan, address: NodeAddress) -> str:

@@ -5,8 +5,10 @@ Made by ``meet_ranks`` once the rank is ready. Does not know what the rank says 
 
 import asyncio
 import os
+from dataclasses import replace
 
 from pdserve.core.errors import RankError
+from pdserve.core.starvation import ProcessId, own_process
 from pdserve.rank.lifeline import FrontLifeline
 from pdserve.rank.messages import RankFailed, RankReady
 from pdserve.rank.outlet import readable
@@ -30,6 +32,11 @@ class RankLink:
 
     def __str__(self) -> str:
         return f"rank {self.ready.rank} (pid {self.ready.pid})"
+
+    @property
+    def process(self) -> ProcessId:
+        """A rank is on the host of its front."""
+        return replace(own_process(), pid=self.ready.pid)
 
     def let_go(self) -> None:
         """End the rank whatever it does: to it the front is gone."""

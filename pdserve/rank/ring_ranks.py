@@ -5,9 +5,9 @@
     out.r  rank r ──> front      ready, pulse, failed, KV events; rank 0: outputs
 
 A rank's death shows on its pidfd and on its out-ring, at once; a stopped process as silence on its
-out-ring; a step that hangs in a process that runs, as the oldest step's deadline. Owns the rings'
-files, which are unlinked as soon as all ranks have opened them, so that nothing stays behind
-however the front ends. Starting and killing processes is the caller's.
+out-ring, where it does not only get no CPU; a step that hangs in a process that runs, as the oldest
+step's deadline. Owns the rings' files, which are unlinked as soon as all ranks have opened them, so
+that nothing stays behind however the front ends. Starting and killing processes is the caller's.
 """
 
 import asyncio
@@ -18,6 +18,7 @@ from pathlib import Path
 from kv_transfer.commands import KvCommand, KvEvent
 from pdserve.core.errors import RankError, RingClosedError
 from pdserve.core.silence import LOOK_S, Silence
+from pdserve.core.starvation import KernelStarvation, Starvation
 from pdserve.engine.batch import Batch, StepOutput
 from pdserve.rank.intake import MAX_PROMPT_LOGPROBS
 from pdserve.rank.messages import Pulse, RankFailed, Stop
@@ -52,6 +53,7 @@ async def start_ranks(
     step_timeout_s: float,
     silence_s: float = RANK_SILENCE_S,
     max_step_tokens: int = 0,
+    starvation: Starvation | None = None,
 ) -> "RingRanks":
     """Make the rings in ``run_dir`` (which exists) and wait until all ranks are ready.
 
@@ -79,7 +81,14 @@ async def start_ranks(
     finally:
         for path in (*broadcasts, *outs):
             remove_ring(path)
-    return RingRanks(links, steps, kv, step_timeout_s=step_timeout_s, silence_s=silence_s)
+    return RingRanks(
+        links,
+        steps,
+        kv,
+        step_timeout_s=step_timeout_s,
+        silence_s=silence_s,
+        starvation=starvation or KernelStarvation(),
+    )
 
 
 class RingRanks:
@@ -93,6 +102,7 @@ class RingRanks:
         *,
         step_timeout_s: float,
         silence_s: float,
+        starvation: Starvation,
     ) -> None:
         self.num_blocks = min(link.ready.num_blocks for link in links)
         self.layout = links[0].ready.layout
@@ -105,6 +115,7 @@ class RingRanks:
         self._closing = False
         loop = asyncio.get_running_loop()
         self._silence_s = silence_s
+        self._starvation = starvation
         self._silence = Silence(links, limit_s=silence_s, now_s=loop.time())
         self._looking = loop.call_later(LOOK_S, self._look)
         self._tasks = [loop.create_task(self._flush(outlet)) for outlet in (steps, kv)]
@@ -174,7 +185,11 @@ class RingRanks:
         """Whoever said nothing for too long is stopped or as good as dead."""
         loop = asyncio.get_running_loop()
         self._looking = loop.call_later(LOOK_S, self._look)
-        for link in self._silence.look(loop.time()):
+        now_s = loop.time()
+        starved = [
+            link for link in self._silence.quiet if self._starvation.starves(link.process, now_s)
+        ]
+        for link in self._silence.look(now_s, starved):
             if not self._closing:
                 self._arrivals.fail(
                     RankError(f"{link}: nothing heard for {self._silence_s:g} s: it is stopped")

@@ -29,3 +29,25 @@ def test_a_listener_that_slept_blames_nobody_for_that_time() -> None:
     silence.heard("a")
     assert looks(silence, 601.0, 604.0) == {}
     assert silence.look(605.0) == ["a"]
+
+
+def test_time_in_which_a_peer_got_no_cpu_counts_up_to_a_bound_only() -> None:
+    silence = Silence(["a", "b"], limit_s=5.0, now_s=0.0)
+    found = {now_s: silence.look(float(now_s), ["a"]) for now_s in range(1, 32)}
+    assert {peer: min(t for t in found if peer in found[t]) for peer in "ab"} == {"b": 5, "a": 30}
+
+
+def test_a_peer_that_is_heard_starves_anew() -> None:
+    silence = Silence(["a"], limit_s=5.0, now_s=0.0)
+    for now_s in range(1, 21):
+        assert silence.look(float(now_s), ["a"]) == []
+    silence.heard("a")
+    assert looks(silence, 21.0, 25.0) == {25.0: ["a"]}
+
+
+def test_only_who_was_not_heard_lately_is_worth_a_look() -> None:
+    silence = Silence(["a", "b"], limit_s=5.0, now_s=0.0)
+    silence.look(1.0)
+    silence.heard("b")
+    silence.look(2.0)
+    assert silence.quiet == ["a"]

@@ -15,6 +15,7 @@ from kv_transfer.commands import CancelSend, ConnectPeer, Peer, PeerConnected, S
 from pdserve.core.errors import RankError
 from pdserve.core.kv_layout import BlockId
 from pdserve.core.request import HandoffId, PromptLogprob
+from pdserve.core.starvation import ProcessId, Starvation
 from pdserve.engine.batch import Batch, Carried, Chunk, Scored, Slot, StepOutput
 from pdserve.rank.intake import MAX_PROMPT_LOGPROBS
 from pdserve.rank.ring import RingReader, RingWriter, create_ring
@@ -54,7 +55,12 @@ def start_children(tmp_path: Path) -> Iterator[StartChildren]:
 
 @asynccontextmanager
 async def running(
-    tmp_path: Path, tp_size: int, *, step_timeout_s: float = 20, silence_s: float = 20
+    tmp_path: Path,
+    tp_size: int,
+    *,
+    step_timeout_s: float = 20,
+    silence_s: float = 20,
+    starvation: Starvation | None = None,
 ) -> AsyncIterator[RingRanks]:
     ranks = await start_ranks(
         run_dir=tmp_path,
@@ -62,6 +68,7 @@ async def running(
         start_timeout_s=20,
         step_timeout_s=step_timeout_s,
         silence_s=silence_s,
+        starvation=starvation,
     )
     try:
         yield ranks
@@ -237,6 +244,32 @@ async def test_a_stopped_rank_is_noticed_by_its_silence(tmp_path, start_children
         children[victim].send_signal(signal.SIGSTOP)
         await within(6, f"rank {victim} (pid {children[victim].pid}): nothing heard", ranks)
         children[victim].kill()
+
+
+class Starving:
+    """A ``Starvation`` that says so of everybody, until it does not."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+        self.is_over = False
+
+    def starves(self, process: ProcessId, now_s: float) -> bool:
+        self.asked.append(process.pid)
+        return not self.is_over
+
+
+async def test_a_rank_that_only_gets_no_cpu_is_given_longer(tmp_path, start_children):
+    children = start_children("good", "good")
+    starving = Starving()
+    async with running(tmp_path, 2, silence_s=3.0, starvation=starving) as ranks:
+        await ranks.submit(batch(0)).output()
+        children[1].send_signal(signal.SIGSTOP)
+        await asyncio.wait((ranks.failed,), timeout=6)
+        assert not ranks.failed.done()
+        assert children[1].pid in starving.asked
+        starving.is_over = True
+        await within(8, f"rank 1 (pid {children[1].pid}): nothing heard", ranks)
+        children[1].kill()
 
 
 async def test_a_long_step_is_no_silence(tmp_path, start_children):
