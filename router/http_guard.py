@@ -37,6 +37,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._head_size = 0  # as they were parsed
         self._is_head_too_large = False
         self._is_refused = False
+        self._is_garbled = False  # what came behind requests that are still being answered
         self._num_unanswered = 0
         self._timer: asyncio.TimerHandle | None = None  # for the head, the body or the end
 
@@ -52,7 +53,7 @@ class GuardedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if self._is_refused or self.transport.is_closing():
+        if self._is_refused or self._is_garbled or self.transport.is_closing():
             return
         if self._in_head:
             self._num_head_bytes += len(data)
@@ -100,10 +101,16 @@ class GuardedProtocol(HttpToolsProtocol):
         unread = self.cycle.response_complete and self.cycle.more_body
         if unread and not self.transport.is_closing():
             self._watch(LINGER_S, self.transport.close)
+        if self._is_garbled and not self._num_unanswered:
+            self._refuse_head()
 
     # ---- bounds -----------------------------------------------------------------------------
 
     def _refuse_head(self) -> None:
+        if self._in_head and self._num_unanswered:
+            self._is_garbled = True  # those before it came whole: they are answered first
+            self._stop_timer()
+            return
         if self._is_head_too_large:
             limits = self._limits
             self._refuse(

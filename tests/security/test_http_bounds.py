@@ -151,3 +151,18 @@ async def test_requests_that_follow_each_other_at_once_are_all_answered(bounded:
     heard = await say(bounded.router.http_address, GOOD + b"\r\n" + GOOD + close)
     bounded.decode[0].token_time_s = 0.0
     assert heard.raw.count(ANSWER.encode()) == 3
+
+
+async def test_what_is_garbled_behind_requests_is_refused_after_their_answers(
+    bounded: World,
+) -> None:
+    bounded.decode[0].token_time_s = 0.02  # the answer takes longer than a head may
+    address = bounded.router.http_address
+    for garbage in (b"\x00\x01 what\r\n\r\n", b"GET /" + 9000 * b"a"):
+        heard = await say(address, GOOD + GOOD + garbage)
+        assert heard.raw.count(ANSWER.encode()) == 2
+        last = heard.raw.rpartition(b"HTTP/1.1 ")[2]
+        assert last[:3] == (b"400" if b"what" in garbage else b"431")
+    garbled = POST + b"Transfer-Encoding: chunked\r\n\r\nno number\r\n"
+    assert (await say(address, garbled)).status == 400
+    bounded.decode[0].token_time_s = 0.0
