@@ -16,6 +16,7 @@ from router.debug_route import add_debug_routes
 from router.http_access import RequireKey
 from router.http_bodies import add_error_handlers, bound_parsing, read_body
 from router.http_generation import answer, timeline_wanted
+from router.http_head import HeadAsGet
 from router.http_labels import RequestLabels
 from router.intake import Conversation
 from router.live_page import add_live_routes
@@ -38,6 +39,7 @@ from router.service import Service, version
 def make_app(service: Service) -> FastAPI:
     """The application that the HTTP server runs."""
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
+    app.add_middleware(HeadAsGet)
     app.add_middleware(RequireKey, callers=service.callers, admin_token=service.spec.admin_token)
     app.add_middleware(RequestLabels)  # outermost: a refused call has its label too
     add_error_handlers(app)
