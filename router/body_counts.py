@@ -37,17 +37,20 @@ MAX_ENTRIES = {
 MAX_ENTRIES_OF_MESSAGE = {"content": MAX_PARTS, "output": MAX_PARTS, "tool_calls": MAX_CALLS}
 
 
-def check_counts(body: object) -> None:
-    """Raise InvalidRequestError naming the field of parsed JSON that has too many entries."""
+def check_counts(body: object) -> int:
+    """How many keys the objects of parsed JSON have in all.
+
+    Raises InvalidRequestError naming the field that has too many entries.
+    """
     if not isinstance(body, dict):
-        return  # the schema says what is wanted
+        return 0  # the schema says what is wanted
     _check_fields(body, "", MAX_ENTRIES)
     for field in ("messages", "input"):
         messages = body.get(field)
         for i, message in enumerate(messages if isinstance(messages, list) else ()):
             if isinstance(message, dict):
                 _check_fields(message, f"{field}[{i}].", MAX_ENTRIES_OF_MESSAGE)
-    _check_whole(body)
+    return _check_whole(body)
 
 
 def _check_fields(values: Mapping[str, object], where: str, most: Mapping[str, int]) -> None:
@@ -57,15 +60,19 @@ def _check_fields(values: Mapping[str, object], where: str, most: Mapping[str, i
             raise wrong_count(f"{where}{field}", len(value), most[field])
 
 
-def _check_whole(body: dict[str, object]) -> None:
-    """Stops at the first list or object that is too much, without a look at its entries."""
-    num_values = num_containers = 0
+def _check_whole(body: dict[str, object]) -> int:
+    """The number of keys.
+
+    Stops at the first list or object that is too much, without a look at its entries.
+    """
+    num_values = num_containers = num_keys = 0
     left: list[tuple[str, object]] = [("body", body)]
     while left:
         field, container = left.pop()
         assert isinstance(container, (list, dict))
         num_values += len(container)
         num_containers += 1
+        num_keys += len(container) if isinstance(container, dict) else 0
         if num_values > MAX_VALUES:
             problem = f"the body has more than {MAX_VALUES} values in its lists and objects"
             raise InvalidRequestError(field, problem)
@@ -77,3 +84,4 @@ def _check_whole(body: dict[str, object]) -> None:
         else:
             values = container if isinstance(container, list) else container.values()
             left += [(field, value) for value in values if isinstance(value, (list, dict))]
+    return num_keys

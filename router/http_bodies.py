@@ -11,6 +11,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
@@ -24,12 +25,14 @@ from pdserve.core.errors import (
     UnknownModelError,
 )
 from router.body_counts import check_counts
+from router.duplicate_keys import check_unique
 from router.validation import shown
 
 INLINE_BYTES = 64 << 10  # larger bodies are parsed in a thread
 MAX_PARSED_AT_ONCE = 2  # of the larger ones: parsed JSON is many times the size of its text
 MAX_SHOWN_NAME, MAX_SHOWN_PATH = 50, 200
 HTTP_CLIENT_ERRORS = range(400, 500)
+UNSUPPORTED_ENCODING, EXPECTATION_FAILED = 415, 417
 CODES: dict[type[PdserveError], str] = {
     NeverFitsError: "context_length_exceeded",
     OverloadedError: "overloaded",
@@ -41,7 +44,8 @@ Body = TypeVar("Body", bound=BaseModel)
 
 
 async def read_body(request: Request, schema: type[Body], max_bytes: int) -> Body:
-    """The body as a ``schema``. Raises InvalidRequestError, or HTTPException 413."""
+    """The body as a ``schema``. Raises InvalidRequestError, or HTTPException 413, 415 or 417."""
+    _check_head(request.headers)
     raw = await _read_bytes(request, max_bytes)
     if len(raw) <= INLINE_BYTES:
         return parse_body(schema, raw)
@@ -61,7 +65,7 @@ def parse_body(schema: type[Body], raw: bytes) -> Body:
         values = from_json(raw, cache_strings="keys")
     except ValueError as error:
         raise InvalidRequestError("body", f"it is no JSON: {str(error)[:200]}") from None
-    check_counts(values)
+    check_unique(raw, check_counts(values))
     return check_body(schema, values)
 
 
@@ -117,6 +121,28 @@ def add_error_handlers(app: FastAPI) -> None:
         return JSONResponse(
             _error_object(message, kind="internal_error", param=None, code=None), 500
         )
+
+
+def _check_head(headers: Headers) -> None:
+    """Refuse by name what is asked of a body before it comes, where it cannot be done."""
+    for coding in _listed(headers, "content-encoding"):
+        if coding.lower() != "identity":
+            raise HTTPException(
+                UNSUPPORTED_ENCODING,
+                f"Content-Encoding: got {shown(coding)}, only identity is allowed: send the body "
+                "as it is",
+                {"Accept-Encoding": "identity"},
+            )
+    for wish in _listed(headers, "expect"):
+        if wish.lower() != "100-continue":
+            problem = f"Expect: got {shown(wish)}, only 100-continue is known"
+            raise HTTPException(EXPECTATION_FAILED, problem)
+
+
+def _listed(headers: Headers, name: str) -> list[str]:
+    """The members of a header that is a list."""
+    members = ",".join(headers.getlist(name)).split(",")
+    return [member.strip() for member in members if member.strip()]
 
 
 async def _read_bytes(request: Request, max_bytes: int) -> bytes:

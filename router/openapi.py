@@ -16,7 +16,7 @@ from router.openapi_bodies import body_schemas, query_parameters
 from router.service import Service, version
 
 JSON, EVENTS, PLAIN = "application/json", "text/event-stream", "text/plain"
-REFUSED = (400, 401, 403, 408, 413, 431)  # what anything with a body may be answered
+REFUSED = (400, 401, 403, 408, 413, 415, 417, 431)  # what anything with a body may be answered
 REASONS = {
     400: "A field is wrong: `param` names it, the message says what is allowed.",
     401: "A key is needed, or this is none.",
@@ -24,6 +24,8 @@ REASONS = {
     404: "No such model, or no such path.",
     408: "The body did not come in time, or the request waited too long in its queue.",
     413: "The body is too large.",
+    415: "The body is encoded (compressed), which is not known here.",
+    417: "The head expects something else than 100-continue.",
     429: "Too much is going on; `Retry-After` says when to come again.",
     431: "The request's head is too large.",
     500: "A fault of the router or of a node.",

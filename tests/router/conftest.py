@@ -233,3 +233,10 @@ async def until_reason(world: World, words: str) -> None:
     async with asyncio.timeout(WAIT_S):
         while words not in str((await world.http.get("/ready")).json()["reason"]):
             await asyncio.sleep(0.01)
+
+
+def error_of(response: httpx.Response) -> dict[str, str | None]:
+    """OpenAI's error object, which every error is."""
+    error: dict[str, str | None] = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    return error
