@@ -19,7 +19,7 @@ from router.openai_schema import Messages, chat_messages
 from router.policies.prediction import Candidate
 from router.routing import Ask, Routed
 from router.service import Service
-from router.validation import check_cache_salt, check_count, check_slo, parse_prompts
+from router.validation import check_cache_salt, check_count, check_slo
 
 
 class RouteBody(BaseModel):
@@ -87,15 +87,16 @@ async def _length(service: Service, body: RouteBody) -> _Length:
         return _Length(field="prompt_len", num_tokens=body.prompt_len)
     intake = service.intake
     if body.messages is not None:
-        ids = await intake.tokenize_chat(
-            Conversation(
-                messages=chat_messages(body.messages),
-                add_special_tokens=bool(body.add_special_tokens),
-            )
+        conversation = Conversation(
+            messages=chat_messages(body.messages),
+            add_special_tokens=bool(body.add_special_tokens),
         )
+        intake.check_conversation(conversation, service.max_model_len())
+        ids = await intake.tokenize_chat(conversation)
         return _Length(field="messages", num_tokens=len(ids), token_ids=ids)
-    vocab_size = service.spec.model.vocab_size
-    (prompt,) = parse_prompts(body.prompt, vocab_size=vocab_size, max_prompts=1)
+    (prompt,) = await intake.prompts(
+        body.prompt, max_prompts=1, max_model_len=service.max_model_len()
+    )
     if isinstance(prompt, str):
         special = body.add_special_tokens is not False
         prompt = await intake.tokenize(prompt, add_special_tokens=special)

@@ -9,7 +9,7 @@ import pytest
 from pdserve.core.config import RouterConfig
 from pdserve.core.request import FinishReason, Request
 from pdserve.core.routing_config import ConditionalConfig, PrefixConfig, SloConfig
-from tests.router.conftest import World, WorldMaker
+from tests.router.conftest import World, WorldMaker, error_of
 from tests.router.fake_nodes import FakeDecodeNode, FakeSession
 
 LONG = [5] * 130
@@ -193,3 +193,27 @@ async def fall_back(node: FakeDecodeNode, session: FakeSession, request: Request
 def assert_refused(response: httpx.Response, param: str) -> None:
     assert response.status_code == 400, response.text
     assert response.json()["error"]["param"] == param
+
+
+@pytest.mark.parametrize(
+    ("body", "field", "words"),
+    [
+        ({"prompt": [5] * 1_000_000}, "prompt", "1000000 token ids, at most"),
+        ({"prompt": [[5] * 20_000]}, "prompt[0]", "20000 token ids, at most"),
+        ({"prompt": [[5], [6]]}, "prompt", "2"),
+        ({"prompt": "x" * 5_000_000}, "prompt", "5000000 characters"),
+        (
+            {"messages": [{"role": "user", "content": "x" * 5_000_000}]},
+            "messages[0].content",
+            "5000000 characters",
+        ),
+    ],
+)
+async def test_what_no_context_holds_is_refused_before_a_look_at_it(
+    make_world: WorldMaker, body: dict[str, Any], field: str, words: str
+) -> None:
+    async with make_world() as world:
+        answer = await world.http.post("/debug/route", json=body)
+        error = error_of(answer)
+    assert (answer.status_code, error["param"]) == (400, field)
+    assert words in str(error["message"])
