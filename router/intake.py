@@ -38,7 +38,8 @@ from router.validation import (
 )
 
 SEED_BITS = 63
-INLINE_TOKENS = 4096  # more are checked and made a text in a thread
+INLINE_IDS = 1 << 15  # of a prompt; more are checked in a thread
+INLINE_TOKENS = 4096  # more are made a text in a thread
 TIMES_CONTEXT = 4  # a list of more ids than so many contexts is refused by its length
 INLINE_CHARS = 4096  # longer texts are tokenised in a thread, so that they hold up nobody else
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -111,32 +112,20 @@ class Intake:
     ) -> list[GenerationRequest]:
         """One request for each prompt: a text, token ids, or a list of either."""
         rank = check_priority(priority)
-        prompts = await self.prompts(
-            prompt, max_prompts=self._limits.max_prompts, max_model_len=max_model_len
-        )
+        _check_num_ids(prompt, TIMES_CONTEXT * max(max_model_len, 1024))
+        prompts = await self._prompts(prompt)
         check_sampling(fields, vocab_size=self._vocab_size, max_n=self._limits.max_n)
         await self._check_grammar(fields)
         ids = []
         for item in prompts:
             if isinstance(item, str):
+                self.check_text("prompt", item, max_model_len)
                 ids.append(await self.tokenize(item, add_special_tokens=add_special_tokens))
             else:
                 ids.append(item)
         return [
             _request(item, fields, default_max_tokens, max_model_len, priority=rank) for item in ids
         ]
-
-    async def prompts(
-        self, prompt: object, *, max_prompts: int, max_model_len: int
-    ) -> list[str | tuple[int, ...]]:
-        """Texts and token ids; what is longer than any context is not looked at."""
-        _check_num_ids(prompt, TIMES_CONTEXT * max(max_model_len, 1024))
-        parse = partial(parse_prompts, prompt, vocab_size=self._vocab_size, max_prompts=max_prompts)
-        prompts = await asyncio.to_thread(parse) if _is_long(prompt) else parse()
-        for item in prompts:
-            if isinstance(item, str):
-                self.check_text("prompt", item, max_model_len)
-        return prompts
 
     async def chat(
         self,
@@ -223,6 +212,15 @@ class Intake:
             fields = replace(fields, grammar=_calls_grammar(use, written, fields.grammar))
         return rules, fields
 
+    async def _prompts(self, prompt: object) -> list[str | tuple[int, ...]]:
+        parse = partial(
+            parse_prompts,
+            prompt,
+            vocab_size=self._vocab_size,
+            max_prompts=self._limits.max_prompts,
+        )
+        return await asyncio.to_thread(parse) if _is_long(prompt) else parse()
+
     async def _check_grammar(self, fields: SamplingFields) -> None:
         if fields.grammar is not None:
             await self._grammar_checks.check(fields.grammar)
@@ -230,18 +228,23 @@ class Intake:
 
 def _is_long(prompt: object) -> bool:
     """Whether a look at each id would hold up others."""
-    if not isinstance(prompt, list):
+    if not isinstance(prompt, list) or not prompt:
         return False
+    if isinstance(prompt[0], int):
+        return len(prompt) > INLINE_IDS
     inner = sum(len(item) for item in prompt if isinstance(item, list))
-    return len(prompt) + inner > INLINE_TOKENS
+    return len(prompt) + inner > INLINE_IDS
 
 
 def _check_num_ids(prompt: object, most: int) -> None:
     """Refuse a list of more ids than any context, before a look at them."""
-    if not isinstance(prompt, list):
+    if not isinstance(prompt, list) or not prompt:
         return
-    if prompt and isinstance(prompt[0], int) and len(prompt) > most:
-        raise NeverFitsError("prompt", f"got {len(prompt)} token ids, at most {most} are looked at")
+    if isinstance(prompt[0], int):
+        if len(prompt) > most:
+            problem = f"got {len(prompt)} token ids, at most {most} are looked at"
+            raise NeverFitsError("prompt", problem)
+        return  # what else may be in it is wrong
     for i, item in enumerate(prompt):
         if isinstance(item, list) and len(item) > most:
             problem = f"got {len(item)} token ids, at most {most} are looked at"

@@ -149,7 +149,7 @@ class SamplingBody(_Body):
 class CompletionBody(SamplingBody):
     """POST /v1/completions."""
 
-    prompt: JsonValue
+    prompt: object  # parsed JSON; what it has to be is looked at once, in ``validation.py``
     echo: bool | None = None
     logprobs: int | None = None
 

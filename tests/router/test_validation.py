@@ -11,6 +11,7 @@ from pdserve.core.errors import InvalidRequestError
 from router.validation import (
     SamplingFields,
     check_sampling,
+    check_token_ids,
     parse_prompts,
     to_sampling_params,
 )
@@ -158,3 +159,29 @@ def test_a_wrong_prompt_is_refused_by_position(prompt: object, field: str) -> No
         parse_prompts(prompt, vocab_size=VOCAB, max_prompts=4)
     assert caught.value.field == field
     assert len(str(caught.value)) < 300
+
+
+IDS = st.integers(0, VOCAB - 1)
+NO_IDS = st.one_of(
+    st.booleans(),
+    st.integers(max_value=-1),
+    st.integers(VOCAB),
+    st.floats(),
+    st.none(),
+    st.text(max_size=3),
+    st.lists(IDS, max_size=2),
+)
+
+
+@given(st.lists(IDS))
+def test_ids_of_the_vocabulary_are_taken_as_they_are(ids: list[int]) -> None:
+    assert check_token_ids("prompt", ids, VOCAB) == tuple(ids)
+
+
+@given(st.lists(IDS, max_size=5), NO_IDS, st.lists(st.one_of(IDS, NO_IDS), max_size=5))
+def test_the_first_that_is_no_id_is_named(
+    before: list[int], wrong: object, after: list[object]
+) -> None:
+    with pytest.raises(InvalidRequestError) as refused:
+        check_token_ids("prompt", [*before, wrong, *after], VOCAB)
+    assert refused.value.field == f"prompt[{len(before)}]"
