@@ -58,7 +58,8 @@ def set_up_gpu_rank() -> None:
 
     torch's watchdog must not end the process when a peer is gone: our own deadlines do what there
     is to do. Kernels are loaded at start: loading one while a transfer's kernel waits for its peer
-    would wait with it. What the user has set stays.
+    would wait with it. Ranks of a group may each see one GPU only, then all by the same number.
+    NVLink multicast is not used. What the user has set stays.
     """
     for name, value in _GPU_RANK.items():
         os.environ.setdefault(name, value)
@@ -68,6 +69,8 @@ _GPU_RANK = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
     "TORCH_NCCL_ENABLE_MONITORING": "0",
     "CUDA_MODULE_LOADING": "EAGER",
+    "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES": "1",
+    "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
 }
 
 _PRIVATE_RAY = {

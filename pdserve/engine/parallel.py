@@ -1,10 +1,13 @@
 """The tensor-parallel group of one node: sums and gathers between its ranks.
 
 A group is made from a file store on the node's host, without a global process world, so that a
-process may belong to several groups. Knows nothing of models; the layers that cut weights call it.
+process may belong to several groups. Ranks on GPUs exchange through each other's memory where they
+can (``peer_group.py``), else over NCCL. Knows nothing of models; the layers that cut weights call
+it.
 """
 
 import datetime
+import logging
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -13,6 +16,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pdserve.core.errors import RankError
+from pdserve.core.plugin import load_plugin
+
+logger = logging.getLogger(__name__)
 
 
 class TpGroup(Protocol):
@@ -23,6 +29,10 @@ class TpGroup(Protocol):
 
     @property
     def size(self) -> int: ...
+
+    @property
+    def runs_in_graphs(self) -> bool:
+        """True if CUDA graphs may hold its operations."""
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """The sum of all ranks' ``x``, bitwise the same on every rank; ``x`` may be overwritten."""
@@ -38,6 +48,7 @@ class SoloGroup:
 
     rank = 0
     size = 1
+    runs_in_graphs = True
 
     def all_reduce(self, x: Tensor) -> Tensor:
         return x
@@ -55,6 +66,8 @@ _C10D: Any = dist
 
 class ProcessTpGroup:
     """Ranks in processes of one host, over a torch process group (gloo or nccl)."""
+
+    runs_in_graphs = False
 
     def __init__(self, process_group: Any) -> None:  # noqa: ANN401
         self._process_group = process_group
@@ -105,9 +118,37 @@ def start_tp_group(
         group = ProcessTpGroup(backend(store, tp_rank, tp_size, timeout))
         # Connections that a library makes on first use are made here, not in the first request.
         group.all_reduce(torch.zeros(1, device=device))
+        if device.type == "cuda":
+            return _over_peer_memory(group, store, str(store_path), device)
     except RuntimeError as error:
         raise RankError(f"tensor-parallel group: rank {tp_rank} of {tp_size}: {error}") from error
     return group
+
+
+def _over_peer_memory(
+    group: ProcessTpGroup,
+    store: Any,  # noqa: ANN401
+    name: str,
+    device: torch.device,
+) -> TpGroup:
+    """The same ranks over each other's memory; ``group`` itself where one of them cannot."""
+    found: TpGroup | None = None
+    try:
+        make = load_plugin("pdserve.engine.peer_group:PeerTpGroup")
+        found = make(store, name=name, rank=group.rank, size=group.size, device=device)
+    except (ImportError, RuntimeError) as error:
+        logger.warning("tensor parallelism without peer memory: %s", error)
+    num_lacking = group.all_reduce(torch.full((1,), float(found is None), device=device))
+    if found is None or num_lacking.item():
+        logger.info("tensor parallelism: sums and gathers over NCCL, steps without CUDA graphs")
+        if found is not None:
+            found.close()
+        return group
+    logger.info("tensor parallelism: sums and gathers through the memory of %d GPUs", group.size)
+    found.all_reduce(torch.zeros(4, device=device))
+    torch.cuda.synchronize(device)  # sync: no rank needs NCCL any more
+    group.close()
+    return found
 
 
 def _gloo(store: Any, rank: int, size: int, timeout: datetime.timedelta) -> Any:  # noqa: ANN401

@@ -60,7 +60,7 @@ class ModelRunner:
         else:
             self._fill_memory(config.gpu_memory_utilization, group)
         if config.cuda_graphs:
-            self._graphs = self._make_graphs()
+            self._graphs = self._make_graphs(group)
 
     @torch.inference_mode()
     def launch(self, batch: Batch) -> PendingStep:
@@ -112,16 +112,16 @@ class ModelRunner:
         self._open_cache(1)  # lets the other go
         self._open_cache(num_blocks_that_fit(self.config, utilization, step_bytes, group))
 
-    def _make_graphs(self) -> StepGraphs | None:
+    def _make_graphs(self, group: TpGroup) -> StepGraphs | None:
         """Graphs of small steps; None where there can be none."""
         config, attention = self.config, self._attention
-        if self._device.type != "cuda" or config.tp_size > 1:
+        if self._device.type != "cuda" or not group.runs_in_graphs:
             return None
         if not isinstance(attention, CapturableBackend):
             return None
         shapes = decode_shapes(config.max_num_seqs)
         if isinstance(attention, CapturableChunks) and attention.captures_chunks:
-            shapes += chunk_shapes(config.max_num_seqs, config.max_model_len)
+            shapes += chunk_shapes(config.max_num_seqs, config.max_model_len, group.size)
         return StepGraphs(
             self._filled_up,
             self._slots.keep_last_tokens,

@@ -17,6 +17,7 @@ from pdserve.engine.staging import integers_on_host
 from pdserve.engine.step_input import StepInput, StepShape
 
 MOST_TOKENS = (64, 128, 256, 512, 768, 1024)  # of steps that have longer chunks than one token
+MORE_TOKENS = (1536, 2048)  # where ranks share the work: launching takes as long as for one
 MOST_CHUNKS = (2, 17)  # in them; a third size holds as many as there may be, but
 MOST_OF_ALL = 256  # flash-attn works with more in another way, which takes longer for few
 
@@ -109,13 +110,13 @@ def decode_shapes(max_num_seqs: int) -> list[StepShape]:
     return [decode_shape(size) for size in decode_sizes(max_num_seqs)]
 
 
-def chunk_shapes(max_num_seqs: int, max_model_len: int) -> list[StepShape]:
-    """Steps with longer chunks, of up to 1,024 tokens in all.
+def chunk_shapes(max_num_seqs: int, max_model_len: int, tp_size: int) -> list[StepShape]:
+    """Steps with longer chunks, of up to 1,024 tokens in all, or 2,048 that ranks share.
 
     What fills a step up is a sequence too, and no longer than one may be.
     """
     shapes = []
-    for num_tokens in MOST_TOKENS:
+    for num_tokens in (*MOST_TOKENS, *(MORE_TOKENS if tp_size > 1 else ())):
         if num_tokens <= max_model_len:
             most = min(max_num_seqs + 1, num_tokens - 1, MOST_OF_ALL)
             counts = sorted({min(count, most) for count in MOST_CHUNKS} | {most})

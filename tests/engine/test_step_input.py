@@ -87,7 +87,7 @@ def test_decode_steps_are_filled_up_with_sequences(num_seqs: int, filled: int) -
 
 @pytest.mark.parametrize(("most", "longest"), [(1, 8), (2, 64), (8, 128), (64, 4096), (300, 300)])
 def test_every_small_step_finds_the_smallest_graph_that_holds_it(most: int, longest: int) -> None:
-    shapes = decode_shapes(most) + chunk_shapes(most, longest)
+    shapes = decode_shapes(most) + chunk_shapes(most, longest, 1)
     assert len(set(shapes)) == len(shapes)
     graphs = StepGraphs(
         lambda *_: torch.empty(0),
@@ -119,3 +119,9 @@ def test_sizes_ascend_to_the_largest_batch(most: int) -> None:
     sizes = decode_sizes(most)
     assert sizes == sorted(set(sizes))
     assert sizes[-1] == most
+
+
+@pytest.mark.parametrize(("tp_size", "most_tokens"), [(1, 1024), (2, 2048)])
+def test_steps_that_ranks_share_have_larger_graphs(tp_size: int, most_tokens: int) -> None:
+    assert max(shape.num_tokens for shape in chunk_shapes(8, 4096, tp_size)) == most_tokens
+    assert max(shape.num_tokens for shape in chunk_shapes(8, 1100, tp_size)) == 1024
