@@ -138,6 +138,15 @@ OPERATIONS = (
         is_order=True,
     ),
     Operation(
+        method="post",
+        path="/admin/role",
+        summary="Make a node one of the other pool.",
+        body="RoleBody",
+        answer="Order",
+        errors=(500, 503),
+        is_order=True,
+    ),
+    Operation(
         method="get",
         path="/debug/route",
         summary="Where a prompt of some length would go now.",

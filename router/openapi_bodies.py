@@ -13,7 +13,8 @@ from pydantic.json_schema import models_json_schema
 from pdserve.core.config import LimitsConfig
 from pdserve.core.routing_config import LEAST_SLO_MS, MOST_SLO_MS
 from router import validation
-from router.admin_http import DrainBody, ScaleBody
+from router.admin_http import DrainBody, RoleBody, ScaleBody
+from router.body_counts import MAX_ENTRIES, MAX_ENTRIES_OF_MESSAGE
 from router.debug_route import RouteBody
 from router.intake import ROLES
 from router.openai_schema import (
@@ -24,9 +25,11 @@ from router.openai_schema import (
     SamplingBody,
     TokenizeBody,
 )
+from router.openapi_grammars import grammar_shapes
 from router.responses_input import ITEMS, TEXT_PARTS
 from router.responses_schema import INCLUDABLE, ResponsesBody
 from router.responses_schema import UNSUPPORTED as RESPONSES_UNSUPPORTED
+from router.tool_use import NAME
 from router.unknown_fields import WITHOUT_EFFECT, WITHOUT_EFFECT_IF
 
 Json = dict[str, object]
@@ -43,6 +46,7 @@ OTHERS: tuple[type[BaseModel], ...] = (
     RouteBody,
     DrainBody,
     ScaleBody,
+    RoleBody,
 )
 
 
@@ -65,6 +69,10 @@ def body_schemas(limits: LimitsConfig, vocab_size: int, served_name: str) -> dic
     _set_shapes(schemas["InputItem"], {"output": _content(schemas, "InputItem")})
     _set_shapes(schemas["InputItem"], {"type": {"enum": list(ITEMS)}})
     _set_shapes(schemas["InputPart"], {"type": {"enum": list(TEXT_PARTS)}})
+    for model in (*OPEN, *OTHERS):
+        _bound_counts(schemas[model.__name__], MAX_ENTRIES)
+    for name in ("MessageBody", "InputItem"):
+        _bound_counts(schemas[name], MAX_ENTRIES_OF_MESSAGE)
     _one_of(schemas["TokenizeBody"], "prompt", "messages")
     _one_of(schemas["RouteBody"], "prompt_len", "prompt", "messages")
     return schemas
@@ -120,6 +128,8 @@ def _shapes(limits: LimitsConfig, vocab_size: int) -> dict[str, Json]:
         "ttft_slo_ms": slo,
         "tpot_slo_ms": slo,
         "cache_salt": {"type": "string", "minLength": 1, "maxLength": validation.MAX_SALT_CHARS},
+        "tools": {"type": "array", "items": _tool()},
+        **grammar_shapes(limits.max_grammar_bytes),
     }
 
 
@@ -152,7 +162,8 @@ def _own_shapes(model: type[BaseModel], limits: LimitsConfig, vocab_size: int) -
             "messages": messages,
         }
     if model is DetokenizeBody:
-        return {"tokens": {"type": "array", "maxItems": 1_000_000, "items": _token_id(vocab_size)}}
+        most = validation.MAX_TOKEN_IDS
+        return {"tokens": {"type": "array", "maxItems": most, "items": _token_id(vocab_size)}}
     return {"messages": messages}
 
 
@@ -166,6 +177,27 @@ def _set_shapes(schema: Json, shapes: Mapping[str, Json]) -> None:
         properties[name] = shape if name in required else {"anyOf": [shape, NOTHING]}
 
 
+def _bound_counts(schema: Json, most: Mapping[str, int]) -> None:
+    """Declare what ``body_counts.py`` says of the entries of lists and objects."""
+    properties = _properties(schema)
+    for name in properties.keys() & most.keys():
+        properties[name] = _bounded(properties[name], most[name])
+
+
+def _bounded(shape: Json, most: int) -> Json:
+    """With a bound on each list and object that it allows, where it has none."""
+    branches = shape.get("anyOf")
+    if isinstance(branches, list):
+        return shape | {"anyOf": [_bounded(branch, most) for branch in branches]}
+    kind = shape.get("type", "const" if shape.keys() & {"const", "enum"} else "anything")
+    bounds = {
+        "array": {"maxItems": most},
+        "object": {"maxProperties": most},
+        "anything": {"maxItems": most, "maxProperties": most},
+    }
+    return bounds.get(str(kind), {}) | shape
+
+
 def _let_through(schema: Json, unsupported: Mapping[str, tuple[object, ...]]) -> None:
     """Declare what ``unknown_fields.py`` says of fields that the model does not have."""
     properties = _properties(schema)
@@ -174,6 +206,27 @@ def _let_through(schema: Json, unsupported: Mapping[str, tuple[object, ...]]) ->
     for name, values in (*unsupported.items(), *WITHOUT_EFFECT_IF.items()):
         properties.setdefault(name, {"enum": [None, *values]})
     schema["additionalProperties"] = NOTHING
+
+
+def _tool() -> Json:
+    """A function, in chat's form or in that of responses."""
+    name: Json = {"type": "string", "pattern": f"^{NAME.pattern}$"}
+    function: Json = {"type": "object", "required": ["name"], "properties": {"name": name}}
+    kind: Json = {"const": "function"}
+    return {
+        "anyOf": [
+            {
+                "type": "object",
+                "required": ["type", "function"],
+                "properties": {"type": kind, "function": function},
+            },
+            {
+                "type": "object",
+                "required": ["type", "name"],
+                "properties": {"type": kind, "name": name},
+            },
+        ]
+    }
 
 
 def _unsupported(model: type[BaseModel]) -> Mapping[str, tuple[object, ...]]:

@@ -5,6 +5,7 @@ from typing import Any
 import jsonschema
 import pytest
 
+from router.body_counts import MAX_ENTRIES, MAX_ENTRIES_OF_MESSAGE
 from tests.router.conftest import World, WorldMaker
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -106,6 +107,65 @@ async def test_a_number_at_its_bounds_is_served_or_does_not_fit_with_others(worl
                         PATHS[body], json={**start, **limits, name: shape[key]}
                     )
                     assert answer.status_code == 200, (body, name, shape[key])
+
+
+def bounded(shape: dict[str, Any]) -> list[dict[str, Any]]:
+    """The lists, texts and objects that a shape allows up to some number."""
+    found = [each for branch in shape.get("anyOf", []) for each in bounded(branch)]
+    return found + ([shape] if shape.keys() & {"maxItems", "maxLength", "maxProperties"} else [])
+
+
+def too_much(shape: dict[str, Any], schemas: dict[str, Any]) -> list[object]:
+    """One more than allowed, each in itself as it has to be."""
+    found: list[object] = []
+    if "maxItems" in shape:
+        found.append([least(shape.get("items", {}), schemas)] * (shape["maxItems"] + 1))
+    if "maxLength" in shape:
+        found.append("a" * (shape["maxLength"] + 1))
+    if "maxProperties" in shape:
+        entry = least(shape.get("additionalProperties", {}), schemas)
+        found.append({str(i): entry for i in range(shape["maxProperties"] + 1)})
+    return found
+
+
+def least(shape: dict[str, Any], schemas: dict[str, Any]) -> object:
+    """Something that has this shape."""
+    if "$ref" in shape:
+        shape = schemas[shape["$ref"].rpartition("/")[2]]
+    if "anyOf" in shape:
+        return least(shape["anyOf"][0], schemas)
+    if "enum" in shape or "const" in shape:
+        return shape.get("const", shape.get("enum", [None])[0])
+    names = shape.get("required", [])
+    texts = {"string": "a", "integer": shape.get("minimum", 0), "number": 0, None: None}
+    if shape.get("type") == "object":
+        return {name: least(shape["properties"][name], schemas) for name in names}
+    return texts[shape.get("type")]
+
+
+async def test_a_list_or_text_beyond_its_bounds_is_refused_by_its_name(world: World) -> None:
+    schemas = (await document_of(world))["components"]["schemas"]
+    seen = set()
+    for body, start in STARTS.items():
+        for name, prop in schemas[body]["properties"].items():
+            for shape in bounded(prop):
+                for value in too_much(shape, schemas):
+                    answer = await world.http.post(PATHS[body], json={**start, name: value})
+                    assert answer.status_code == 400, (body, name, shape)
+                    assert str(answer.json()["error"]["param"]).startswith(name), (body, name)
+                    seen.add(name)
+    assert seen >= {"messages", "tools", "stop", "guided_choice", "regex", "input", "metadata"}
+
+
+async def test_every_count_that_is_looked_at_is_in_the_document(world: World) -> None:
+    schemas = (await document_of(world))["components"]["schemas"]
+    for body in (*STARTS, "TokenizeBody", "RouteBody"):
+        for name, prop in schemas[body]["properties"].items():
+            if name in MAX_ENTRIES and not prop.get("enum"):
+                assert bounded(prop), (body, name)
+    for message in ("MessageBody", "InputItem"):
+        for name, prop in schemas[message]["properties"].items():
+            assert name not in MAX_ENTRIES_OF_MESSAGE or bounded(prop), (message, name)
 
 
 async def test_keys_are_declared_where_they_are_asked_for(make_world: WorldMaker) -> None:
