@@ -18,16 +18,17 @@ def make_sequence(
 ) -> Sequence:
     """The prompt to be computed. Raises InvalidRequestError if it could not be here."""
     sampling = convert.sampling_from_proto(task.sampling)
+    token_ids = list(task.token_ids)
     check_work(
         spec.model,
-        token_ids=task.token_ids,
+        token_ids=token_ids,
         prompt_len=task.prompt_len,
         choices=task.choices,
         sampling=sampling,
     )
     if task.token_mask:
         check_token_mask(task.token_mask, spec.model)
-    num_tokens = len(task.token_ids)
+    num_tokens = len(token_ids)
     if num_tokens > max_model_len:
         problem = f"{num_tokens} tokens; {spec.name} takes up to {max_model_len}"
         raise NeverFitsError("prompt", problem)
@@ -36,7 +37,7 @@ def make_sequence(
         choices=tuple(task.choices),
         sampling=sampling,
         prompt_len=task.prompt_len,
-        token_ids=list(task.token_ids),
+        token_ids=token_ids,
         end_token_ids=end_token_ids(spec.model, sampling),
         max_len=num_tokens + 1,
         arrived_s=arrived_s,

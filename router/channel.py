@@ -99,14 +99,17 @@ class Channels:
     def views(self) -> tuple[NodeView, ...]:
         """All nodes, with what bars them from new work."""
         now_s = self._clock.now_s()
-        return tuple(
-            replace(
-                channel.view,
-                barred=self._bar(channel, now_s),
-                breaker=channel.breaker.state(now_s),
-            )
-            for channel in self._channels.values()
+        return tuple([self._view(channel, now_s) for channel in self._channels.values()])
+
+    def _view(self, channel: "_NodeChannel", now_s: float) -> NodeView:
+        view, barred, breaker = (
+            channel.view,
+            self._bar(channel, now_s),
+            channel.breaker.state(now_s),
         )
+        if (barred, breaker) == (view.barred, view.breaker):
+            return view  # as nearly always
+        return replace(view, barred=barred, breaker=breaker)
 
     def _bar(self, channel: "_NodeChannel", now_s: float) -> str | None:
         if channel.view.name in self._draining:
