@@ -112,10 +112,7 @@ class GrammarState:
 
 
 class Grammars:
-    """All grammars of one node. ``load`` makes the model's compiler; it runs in a thread, at once.
-
-    Made and used in one event loop.
-    """
+    """All grammars of one node. Made by ``start_grammars``, and used in the same event loop."""
 
     def __init__(self, load: Callable[[], GrammarCompiler]) -> None:
         self._threads = ThreadPoolExecutor(NUM_THREADS, "grammars")
@@ -151,6 +148,12 @@ class Grammars:
     def fail(self, state: GrammarState, error: PdserveError) -> None:
         """The state is of no use any more."""
         self._news.put_nowait(Failed(key=state.key, error=error))
+
+    async def until_loaded(self) -> None:
+        """Wait until the compiler is made, or cannot be: whoever has a grammar is told why then."""
+        loading = asyncio.wrap_future(self._compiler)
+        await asyncio.wait([loading])
+        loading.exception()  # who has a grammar gets it
 
     async def settle(self, timeout_s: float) -> None:
         """Wait until no mask is being worked out, or until the time is over."""
@@ -229,6 +232,20 @@ class Grammars:
         task = asyncio.get_running_loop().create_task(work)
         tasks.add(task)
         task.add_done_callback(on_done)
+
+
+async def start_grammars(load: Callable[[], GrammarCompiler]) -> Grammars:
+    """``load`` makes the model's compiler, in a thread.
+
+    That holds the GIL for half a second and more, so it is over before the node can be asked.
+    """
+    grammars = Grammars(load)
+    try:
+        await grammars.until_loaded()
+    except asyncio.CancelledError:
+        grammars.close()
+        raise
+    return grammars
 
 
 def load_compiler(model_dir: Path, model: ModelSpec) -> GrammarCompiler:

@@ -9,7 +9,7 @@ from functools import partial
 import grpc
 
 from decode_node.channel import PrefillChannel
-from decode_node.grammars import Grammars, load_compiler
+from decode_node.grammars import load_compiler, start_grammars
 from decode_node.node import DecodeNode
 from decode_node.requests import RouterSession
 from pdserve.core.clock import Clock, MonotonicClock
@@ -97,7 +97,7 @@ async def start_decode_node(
     """
     grammars = None
     if spec.model_dir is not None:
-        grammars = Grammars(partial(load_compiler, spec.model_dir, spec.model))
+        grammars = await start_grammars(partial(load_compiler, spec.model_dir, spec.model))
     node = DecodeNode(spec, ranks, clock or MonotonicClock(), meter, tracer, grammars)
     servicer = _Servicer(node, ranks, silence_s)
 

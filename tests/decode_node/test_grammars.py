@@ -6,7 +6,15 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from decode_node.grammars import Complete, Ends, Failed, Grammars, GrammarState, MaskKnown
+from decode_node.grammars import (
+    Complete,
+    Ends,
+    Failed,
+    Grammars,
+    GrammarState,
+    MaskKnown,
+    start_grammars,
+)
 from pdserve.core.request import Grammar, GrammarKind, RequestKey
 from pdserve.text.grammar import GrammarCompiler, allows
 from pdserve.text.tokenizer import Tokenizer
@@ -30,7 +38,7 @@ def load(tokenizer: Tokenizer) -> Callable[[], GrammarCompiler]:
 
 @asynccontextmanager
 async def opened(load: Callable[[], GrammarCompiler]) -> AsyncIterator[Grammars]:
-    grammars = Grammars(load)
+    grammars = await start_grammars(load)
     try:
         yield grammars
     finally:

@@ -1,6 +1,7 @@
 """Answers by a grammar through a router and whole nodes, whatever happens on the way."""
 
 import asyncio
+import os
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -141,3 +142,21 @@ async def test_preempted_answers_go_on_where_they_were(model_dir: Path) -> None:
                 check(answer)
             assert site.decode.node.scheduler.num_preemptions > 0
             await site.until_free()
+
+
+async def test_a_node_can_be_asked_only_when_its_compiler_is_made(
+    model_dir: Path, tmp_path: Path
+) -> None:
+    """Making it would hold up whatever else the node does."""
+    for file in model_dir.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    text = (tmp_path / "tokenizer.json").read_text()
+    (tmp_path / "tokenizer.json").unlink()
+    os.mkfifo(tmp_path / "tokenizer.json")
+    async with Site() as site:
+        starting = asyncio.create_task(site.start_decode(model_dir=tmp_path))
+        await asyncio.wait([starting], timeout=0.5)
+        assert not starting.done()
+        await asyncio.to_thread((tmp_path / "tokenizer.json").write_text, text)
+        await starting
+        assert site.decode.address
