@@ -18,7 +18,7 @@ from pathlib import Path
 from pdserve.bench.arguments import whole_number
 from pdserve.bench.load import Outcome, Target, run_load
 from pdserve.bench.own_cluster import own_cluster
-from pdserve.bench.report import by_prompt_len, parse_limits, report
+from pdserve.bench.report import parse_limits, report_by_prompt_len
 from pdserve.bench.serve import (
     add_target_arguments,
     add_workload_arguments,
@@ -51,22 +51,22 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError("--case: every case needs a name of its own")
     workload_of(args, 1.0)  # what cannot be asked is refused before a cluster starts
     rate = _rate(args, next(iter(cases.values())))
-    seen: dict[str, list[Outcome]] = {name: [] for name in cases}
+    seen: dict[str, list[list[Outcome]]] = {name: [] for name in cases}
     for number in range(args.rounds):
         for name, settings in cases.items():
             sys.stderr.write(f"round {number + 1}: {name}\n")
-            seen[name] += _measure(args, settings, rate)
+            seen[name].append(_measure(args, settings, rate))
     limits = parse_limits(args.goodput)
     figures = {
-        name: by_prompt_len(outcomes, args.classes, lambda part: report(part, limits))
-        for name, outcomes in seen.items()
+        name: report_by_prompt_len(runs, args.classes, limits) for name, runs in seen.items()
     }
     if args.json:
         text = json.dumps({"request_rate": rate, "cases": figures})
     else:
         text = f"{rate:.3f} requests/s\n" + "\n".join(table(figures))
     sys.stdout.write(text + "\n")
-    return int(any(outcome.error for outcomes in seen.values() for outcome in outcomes))
+    outcomes = (outcome for runs in seen.values() for run in runs for outcome in run)
+    return int(any(outcome.error for outcome in outcomes))
 
 
 def table(figures: dict[str, dict[str, dict[str, object]]]) -> list[str]:

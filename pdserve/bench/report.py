@@ -54,11 +54,17 @@ def parse_limits(words: Iterable[str]) -> Limits:
     return Limits(**given)
 
 
-def report(outcomes: Sequence[Outcome], limits: Limits) -> dict[str, object]:
-    """Times in milliseconds, rates per second over the time from first sending to last end."""
+def report(
+    outcomes: Sequence[Outcome], limits: Limits, *, window_s: float | None = None
+) -> dict[str, object]:
+    """Times in milliseconds, rates per second of ``window_s``.
+
+    That is how long the whole run took, which a part of its outcomes does not tell: None, it is all
+    of them, and it took from first sending to last end.
+    """
     done = [outcome for outcome in outcomes if outcome.error is None]
     good = sum(map(limits.kept, outcomes))
-    duration_s = _duration_s(outcomes)
+    duration_s = run_s(outcomes) if window_s is None else window_s
     result: dict[str, object] = {
         "duration": duration_s,
         "num_prompts": len(outcomes),
@@ -103,6 +109,25 @@ def by_prompt_len(
     return parts
 
 
+def report_by_prompt_len(
+    runs: Sequence[Sequence[Outcome]], bounds: Sequence[int], limits: Limits
+) -> dict[str, dict[str, object]]:
+    """Of all runs together. Rates are over all the time that they took, in each part alike, so that
+    those of the parts add up to the rate of all.
+    """
+    window_s = sum(map(run_s, runs))
+    outcomes = list(itertools.chain.from_iterable(runs))
+    return by_prompt_len(outcomes, bounds, lambda part: report(part, limits, window_s=window_s))
+
+
+def run_s(outcomes: Sequence[Outcome]) -> float:
+    """How long a run took: from first sending to last end."""
+    if not outcomes:
+        return 1.0
+    first = min(outcome.sent_s for outcome in outcomes)
+    return max(max(outcome.end_s for outcome in outcomes) - first, 1e-9)
+
+
 def _latencies(done: Sequence[Outcome]) -> dict[str, list[float]]:
     gaps = [
         later - earlier
@@ -125,10 +150,3 @@ def _summary(name: str, values_s: Sequence[float]) -> dict[str, object]:
         key = "median" if percent == 50 else f"p{percent}"  # noqa: PLR2004
         summary[f"{key}_{name}_ms"] = percentile(values_s, percent) * 1e3
     return summary
-
-
-def _duration_s(outcomes: Sequence[Outcome]) -> float:
-    if not outcomes:
-        return 1.0
-    first = min(outcome.sent_s for outcome in outcomes)
-    return max(max(outcome.end_s for outcome in outcomes) - first, 1e-9)

@@ -17,7 +17,7 @@ import httpx
 from pdserve.bench.arguments import amount, rate, whole_number, whole_numbers
 from pdserve.bench.authorization import headers
 from pdserve.bench.load import Target, run_load
-from pdserve.bench.report import by_prompt_len, parse_limits, report
+from pdserve.bench.report import parse_limits, report, report_by_prompt_len
 from pdserve.bench.routes import routes_since, routes_taken
 from pdserve.bench.server import add_server_arguments, server_of
 from pdserve.bench.workload import Arrival, at_rate, cut, random_workload, read_trace
@@ -90,9 +90,7 @@ def run(args: argparse.Namespace) -> int:
     if routes := routes_since(before, routes_taken(target.url, target.verify)):
         results["routes"] = routes
     if args.classes:
-        results["by_prompt_len"] = by_prompt_len(
-            outcomes, args.classes, lambda part: report(part, limits)
-        )
+        results["by_prompt_len"] = report_by_prompt_len([outcomes], args.classes, limits)
     sys.stdout.write((json.dumps(results) if args.json else table(results)) + "\n")
     return 0 if results["completed"] else 1
 

@@ -7,7 +7,14 @@ import pytest
 from pdserve.bench.compare import table
 from pdserve.bench.load import Outcome
 from pdserve.bench.overload import CapacitySearch, compare
-from pdserve.bench.report import Limits, by_prompt_len, parse_limits, percentile, report
+from pdserve.bench.report import (
+    Limits,
+    by_prompt_len,
+    parse_limits,
+    percentile,
+    report,
+    report_by_prompt_len,
+)
 from pdserve.bench.workload import Arrival
 from pdserve.core.errors import ConfigError
 
@@ -60,6 +67,22 @@ def test_percentiles_lie_between_the_ranks(percent: float, value: float) -> None
 def test_parts_by_prompt_length_hold_each_request_once() -> None:
     outcomes = [outcome(0.1, prompt_len=length) for length in (5, 10, 99, 100, 7000)]
     assert by_prompt_len(outcomes, (10, 100), len) == {"0-10": 1, "10-100": 2, "100-": 2}
+
+
+def test_rates_of_the_parts_are_over_the_time_of_all_and_add_up() -> None:
+    first = [outcome(0.5, 1.0), outcome(0.5, 4.0, prompt_len=500, sent_s=3.0)]
+    second = [outcome(100.5, 106.0, sent_s=100.0), outcome(101.0, sent_s=100.5, error="x")]
+    limits = Limits(e2el_ms=3000)
+    parts = report_by_prompt_len([first, second], (100,), limits)
+    assert [part["duration"] for part in parts.values()] == [10.0, 10.0], "4 s and 6 s"
+    assert [part["request_throughput"] for part in parts.values()] == [0.2, 0.1]
+    assert [part["request_goodput"] for part in parts.values()] == [0.1, 0.1]
+    whole = report(first, limits)
+    for name in ("request_throughput", "output_throughput", "request_goodput"):
+        shares = [part[name] for part in report_by_prompt_len([first], (100,), limits).values()]
+        assert sum(share for share in shares if isinstance(share, float)) == pytest.approx(
+            whole[name]
+        )
 
 
 @pytest.mark.parametrize("true_capacity", [0.3, 1.0, 5.7, 40.0])
