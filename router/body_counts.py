@@ -34,6 +34,7 @@ MAX_ENTRIES = {
     "stream_options": 16,
     "tools": MAX_TOOLS,
 }
+_CONTAINERS = frozenset({list, dict})
 MAX_ENTRIES_OF_MESSAGE = {"content": MAX_PARTS, "output": MAX_PARTS, "tool_calls": MAX_CALLS}
 
 
@@ -83,5 +84,6 @@ def _check_whole(body: dict[str, object]) -> int:
             left += [(k[:50], v) for k, v in body.items() if isinstance(v, (list, dict))]
         else:
             values = container if isinstance(container, list) else container.values()
-            left += [(field, value) for value in values if isinstance(value, (list, dict))]
+            if not _CONTAINERS.isdisjoint(map(type, values)):  # quick: most lists have none
+                left += [(field, value) for value in values if isinstance(value, (list, dict))]
     return num_keys

@@ -8,6 +8,7 @@ line neither. Errors cross as ``Failure``.
 """
 
 import asyncio
+import gc
 import logging
 import os
 from typing import cast
@@ -70,6 +71,8 @@ class FrontActor:
         except Exception as error:  # the outermost function of a process
             logger.exception("%s could not start", self._name)
             return failure_of(error)
+        gc.collect()
+        gc.freeze()  # what is here now lives as long as the process: no later collection walks it
         return self._started.facts
 
     def set_nodes(self, nodes: tuple[NodeStanding, ...]) -> None:
