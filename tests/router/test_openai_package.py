@@ -5,10 +5,11 @@ from collections.abc import AsyncIterator
 import openai
 import pytest
 import pytest_asyncio
-from openai import AsyncOpenAI, DefaultAsyncHttpxClient
+from openai import AsyncOpenAI
 from openai.types.chat import ChatCompletionMessageParam
 
 from tests.router.conftest import ANSWER, World
+from tests.router.scripted import openai_client
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -17,12 +18,7 @@ HELLO: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Hello"}]
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def client(world: World) -> AsyncIterator[AsyncOpenAI]:
-    async with AsyncOpenAI(
-        base_url=f"http://{world.router.http_address}/v1",
-        api_key="none",
-        max_retries=0,
-        http_client=DefaultAsyncHttpxClient(trust_env=False),
-    ) as made:
+    async with openai_client(world) as made:
         yield made
 
 

@@ -3,73 +3,41 @@ wants.
 """
 
 import json
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
 import pytest_asyncio
-from openai import AsyncOpenAI, DefaultAsyncHttpxClient
+from openai import AsyncOpenAI
 from pydantic import BaseModel
 
 from pdserve.core.request import GrammarKind
 from pdserve.text.tokenizer import Tokenizer
 from tests.router.conftest import World, WorldMaker
+from tests.router.scripted import ASK, CALL, FUNCTION, Say, openai_client, scripted
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-WEATHER: Any = {
-    "type": "function",
-    "name": "get_weather",
-    "description": "The weather of a city.",
-    "strict": True,
-    "parameters": {
-        "type": "object",
-        "properties": {"city": {"type": "string"}},
-        "required": ["city"],
-        "additionalProperties": False,
-    },
-}
-ASK = "How is the weather in Paris?"
-CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
+WEATHER: Any = {"type": "function", **FUNCTION, "strict": True}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def roomy_world(make_world: WorldMaker) -> AsyncIterator[World]:
+async def shared_world(make_world: WorldMaker) -> AsyncIterator[World]:
     """Tools take many tokens of a tiny tokenizer."""
     async with make_world(max_model_len=4096) as made:
         yield made
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def world(roomy_world: World) -> World:
-    return await roomy_world.renewed()
-
-
-@pytest_asyncio.fixture(loop_scope="module")
 async def client(world: World) -> AsyncIterator[AsyncOpenAI]:
-    async with AsyncOpenAI(
-        base_url=f"http://{world.router.http_address}/v1",
-        api_key="none",
-        max_retries=0,
-        http_client=DefaultAsyncHttpxClient(trust_env=False),
-    ) as made:
+    async with openai_client(world) as made:
         yield made
 
 
 @pytest.fixture
-def say(world: World, tokenizer: Tokenizer) -> Iterator[Callable[[str], None]]:
-    """Make the node answer with a text."""
-    node, before = world.decode[0], world.decode[0].answer_ids
-
-    def set_answer(text: str) -> None:
-        ids = tokenizer.encode(text, add_special_tokens=False)
-        node.answer_ids = (*ids, *node.eos_token_ids)
-
-    yield set_answer
-    node.answer_ids = before
-
-
-Say = Callable[[str], None]
+def say(world: World, tokenizer: Tokenizer) -> Iterator[Say]:
+    with scripted(world, tokenizer) as made:
+        yield made
 
 
 def shapes(output: list[Any]) -> list[tuple[str, object]]:

@@ -1,77 +1,49 @@
 """Tools over HTTP as the openai package sees them; the node says what the test wants."""
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import grpc
 import pytest
 import pytest_asyncio
-from openai import AsyncOpenAI, DefaultAsyncHttpxClient
+from openai import AsyncOpenAI
 
 from pdserve.core.request import GrammarKind
 from pdserve.rpc.v1 import inference_pb2 as pb
 from pdserve.rpc.v1 import inference_pb2_grpc
 from pdserve.text.tokenizer import Tokenizer
 from tests.router.conftest import World, WorldMaker
+from tests.router.scripted import ASK, CALL, FUNCTION, Say, openai_client, scripted
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-WEATHER: Any = {
-    "type": "function",
-    "function": {
-        "name": "get_weather",
-        "description": "The weather of a city.",
-        "parameters": {
-            "type": "object",
-            "properties": {"city": {"type": "string"}},
-            "required": ["city"],
-        },
-    },
-}
-ASK: list[Any] = [{"role": "user", "content": "How is the weather in Paris?"}]
-CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
+WEATHER: Any = {"type": "function", "function": FUNCTION}
+HISTORY: list[Any] = [{"role": "user", "content": ASK}]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def roomy_world(make_world: WorldMaker) -> AsyncIterator[World]:
+async def shared_world(make_world: WorldMaker) -> AsyncIterator[World]:
     """Tools take many tokens of a tiny tokenizer."""
     async with make_world(max_model_len=4096) as made:
         yield made
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def world(roomy_world: World) -> World:
-    return await roomy_world.renewed()
-
-
-@pytest_asyncio.fixture(loop_scope="module")
 async def client(world: World) -> AsyncIterator[AsyncOpenAI]:
-    async with AsyncOpenAI(
-        base_url=f"http://{world.router.http_address}/v1",
-        api_key="none",
-        max_retries=0,
-        http_client=DefaultAsyncHttpxClient(trust_env=False),
-    ) as made:
+    async with openai_client(world) as made:
         yield made
 
 
 @pytest.fixture
-def say(world: World, tokenizer: Tokenizer) -> Any:
-    """Make the node answer with a text."""
-    node, before = world.decode[0], world.decode[0].answer_ids
-
-    def set_answer(text: str) -> None:
-        ids = tokenizer.encode(text, add_special_tokens=False)
-        node.answer_ids = (*ids, *node.eos_token_ids)
-
-    yield set_answer
-    node.answer_ids = before
+def say(world: World, tokenizer: Tokenizer) -> Iterator[Say]:
+    with scripted(world, tokenizer) as made:
+        yield made
 
 
-async def test_calls_are_parsed_and_end_the_answer(client: AsyncOpenAI, say: Any) -> None:
+async def test_calls_are_parsed_and_end_the_answer(client: AsyncOpenAI, say: Say) -> None:
     say(f"I look it up.\n{CALL}\n{CALL}")
-    answer = await client.chat.completions.create(model="tiny", messages=ASK, tools=[WEATHER])
+    answer = await client.chat.completions.create(model="tiny", messages=HISTORY, tools=[WEATHER])
     (choice,) = answer.choices
     assert choice.finish_reason == "tool_calls"
     assert choice.message.content == "I look it up."
@@ -85,11 +57,11 @@ async def test_calls_are_parsed_and_end_the_answer(client: AsyncOpenAI, say: Any
 
 
 async def test_streamed_calls_are_named_first_and_their_arguments_come_in_pieces(
-    client: AsyncOpenAI, say: Any
+    client: AsyncOpenAI, say: Say
 ) -> None:
     say(CALL)
     stream = await client.chat.completions.create(
-        model="tiny", messages=ASK, tools=[WEATHER], stream=True
+        model="tiny", messages=HISTORY, tools=[WEATHER], stream=True
     )
     chunks = [chunk async for chunk in stream]
     calls = [call for c in chunks for call in c.choices[0].delta.tool_calls or []]
@@ -105,20 +77,20 @@ async def test_streamed_calls_are_named_first_and_their_arguments_come_in_pieces
 
 
 async def test_the_packages_streaming_helper_puts_calls_together(
-    client: AsyncOpenAI, say: Any
+    client: AsyncOpenAI, say: Say
 ) -> None:
     say(CALL)
     async with client.chat.completions.stream(
-        model="tiny", messages=ASK, tools=[WEATHER]
+        model="tiny", messages=HISTORY, tools=[WEATHER]
     ) as stream:
         final = await stream.get_final_completion()
     calls = final.choices[0].message.tool_calls or []
     assert [call.function.name for call in calls] == ["get_weather"]
 
 
-async def test_text_stays_text_beside_tools(client: AsyncOpenAI, say: Any) -> None:
+async def test_text_stays_text_beside_tools(client: AsyncOpenAI, say: Say) -> None:
     say("I do not know <that>.")
-    answer = await client.chat.completions.create(model="tiny", messages=ASK, tools=[WEATHER])
+    answer = await client.chat.completions.create(model="tiny", messages=HISTORY, tools=[WEATHER])
     assert answer.choices[0].message.content == "I do not know <that>."
     assert answer.choices[0].message.tool_calls is None
     assert answer.choices[0].finish_reason == "stop"
@@ -128,11 +100,11 @@ async def test_text_stays_text_beside_tools(client: AsyncOpenAI, say: Any) -> No
     "choice", ["required", {"type": "function", "function": {"name": "get_weather"}}]
 )
 async def test_a_forced_call_is_a_grammar_for_the_node(
-    client: AsyncOpenAI, world: World, say: Any, choice: Any
+    client: AsyncOpenAI, world: World, say: Say, choice: Any
 ) -> None:
     say(CALL)
     answer = await client.chat.completions.create(
-        model="tiny", messages=ASK, tools=[WEATHER], tool_choice=choice
+        model="tiny", messages=HISTORY, tools=[WEATHER], tool_choice=choice
     )
     assert answer.choices[0].finish_reason == "tool_calls"
     (request,) = world.decode[0].submitted
@@ -141,30 +113,30 @@ async def test_a_forced_call_is_a_grammar_for_the_node(
     assert "get_weather" in request.grammar.text
 
 
-async def test_one_call_only_where_no_others_are_wanted(client: AsyncOpenAI, say: Any) -> None:
+async def test_one_call_only_where_no_others_are_wanted(client: AsyncOpenAI, say: Say) -> None:
     say(CALL + CALL)
     answer = await client.chat.completions.create(
-        model="tiny", messages=ASK, tools=[WEATHER], parallel_tool_calls=False
+        model="tiny", messages=HISTORY, tools=[WEATHER], parallel_tool_calls=False
     )
     assert len(answer.choices[0].message.tool_calls or []) == 1
 
 
-async def test_no_calls_are_looked_for_where_none_are_wanted(client: AsyncOpenAI, say: Any) -> None:
+async def test_no_calls_are_looked_for_where_none_are_wanted(client: AsyncOpenAI, say: Say) -> None:
     say(CALL)
     answer = await client.chat.completions.create(
-        model="tiny", messages=ASK, tools=[WEATHER], tool_choice="none"
+        model="tiny", messages=HISTORY, tools=[WEATHER], tool_choice="none"
     )
     assert answer.choices[0].message.content == CALL
     assert answer.choices[0].message.tool_calls is None
 
 
 async def test_the_history_may_hold_calls_and_their_results(
-    client: AsyncOpenAI, world: World, tokenizer: Tokenizer, say: Any
+    client: AsyncOpenAI, world: World, tokenizer: Tokenizer, say: Say
 ) -> None:
     say("It is sunny.")
     call = {"id": "c1", "type": "function", "function": {"name": "get_weather", "arguments": "{}"}}
     history: list[Any] = [
-        *ASK,
+        *HISTORY,
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "c1", "content": "sunny, 21 degrees"},
     ]
@@ -183,7 +155,7 @@ async def test_a_schema_goes_with_the_request(client: AsyncOpenAI, world: World)
     wanted: Any = {"type": "json_schema", "json_schema": named}
     await client.chat.completions.create(
         model="tiny",
-        messages=ASK,
+        messages=HISTORY,
         response_format=wanted,
     )
     (request,) = world.decode[0].submitted
@@ -191,12 +163,11 @@ async def test_a_schema_goes_with_the_request(client: AsyncOpenAI, world: World)
     assert json.loads(request.grammar.text) == schema
 
 
-async def test_over_grpc_calls_come_beside_the_text(world: World, say: Any) -> None:
+async def test_over_grpc_calls_come_beside_the_text(world: World, say: Say) -> None:
     say(f"I look it up.\n{CALL}")
-    function = WEATHER["function"]
     chat = pb.ChatMessages(
         messages=[pb.ChatMessage(role="user", content="The weather in Paris?")],
-        tools=[pb.Tool(name="get_weather", parameters=json.dumps(function["parameters"]))],
+        tools=[pb.Tool(name="get_weather", parameters=json.dumps(FUNCTION["parameters"]))],
         tool_choice="get_weather",
     )
     async with grpc.aio.insecure_channel(world.router.grpc_address) as channel:
