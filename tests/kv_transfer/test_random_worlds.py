@@ -7,7 +7,7 @@ from or written to them after that.
 """
 
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -39,6 +39,7 @@ from pdserve.core.kv_layout import BlockId, KvLayout
 from pdserve.core.request import HandoffId
 from tests.fakes import FakeClock
 from tests.kv_transfer.lending import CUDA_IPC, lending_in_process
+from tests.kv_transfer.moving import Moving, Side
 from tests.kv_transfer.nodes import handoff
 from tests.kv_transfer.threadless import TIMEOUT_S, Rank, peer_of, settle
 
@@ -52,34 +53,6 @@ PAIRS = [
     (replace(KV, block_size=6), replace(KV, tp_size=2)),
     (replace(KV, tp_size=4), replace(KV, tp_size=2, block_size=2)),
 ]
-
-
-@dataclass(slots=True)
-class Side:
-    """One handoff at one node: which ranks may still use its blocks, which have ended it."""
-
-    blocks: tuple[BlockId, ...]
-    users: set[int]
-    is_cancelled: bool = False
-    ended: set[int] = field(default_factory=set)  # sent, received or failed
-
-
-@dataclass(slots=True)
-class Moving:
-    """One handoff as the test knows it."""
-
-    value: float
-    start: int  # the receiver has what is before
-    num_tokens: int
-    out: Side
-    num_pushed: int = 0
-    into: Side | None = None
-
-    @property
-    def has_pushed(self) -> bool:
-        return self.num_pushed > self.start
-
-
 RARELY = st.sampled_from([*range(1, 13), 0])  # 0: now
 
 
