@@ -1,12 +1,14 @@
-"""Pieces of a cache on a GPU: one kernel copies a whole list of them, in, out, or from another GPU.
+"""Pieces of a cache on a GPU: one call copies a whole list of them, in, out, or from elsewhere.
 
-A run of heads of one piece is rows of ``u·D`` elements: one after the other in a payload, ``B·D``
-elements apart in a block of ``B`` tokens. So gathering, scattering and reading from another rank's
-mapped cache are one kernel with three sets of strides, all in words of 4 bytes and multiples of
-``VECTOR``. ``HostPieces`` is its oracle.
+Where a piece is one run of bytes on both sides, another rank's pieces are fetched by the copy
+engines (``copy_engine.py``), which leave the multiprocessors to the steps of the model.
 
-Copies run on a stream of their own and are waited for. Few programs do them: they saturate the
-link, and leave the other multiprocessors to the steps of the model.
+Else one kernel does it. A run of heads of one piece is rows of ``u·D`` elements: one after the
+other in a payload, ``B·D`` elements apart in a block of ``B`` tokens. So gathering, scattering and
+reading from another rank's mapped cache are one kernel with three sets of strides, all in words of
+4 bytes and multiples of ``VECTOR``. ``HostPieces`` is the oracle of both.
+
+Copies run on a stream of their own, one after the other.
 """
 
 from collections.abc import Sequence
@@ -16,8 +18,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from kv_transfer.copy_engine import copy_all
 from kv_transfer.payload import Borrowed, Lent, Payload
-from kv_transfer.pieces import piece_index
+from kv_transfer.pieces import Copying, piece_index
 from kv_transfer.triton_kernels import copy_pieces
 from pdserve.core.errors import InternalError
 from pdserve.core.kv_layout import BlockId
@@ -37,6 +40,20 @@ class _Side:
     address: int
     starts: Words
     row_stride: int
+
+
+class _Recorded:
+    """A copy that is over when the stream has come so far."""
+
+    def __init__(self, stream: torch.cuda.Stream) -> None:
+        self._event = stream.record_event()
+
+    @property
+    def is_over(self) -> bool:
+        return bool(self._event.query())
+
+    def wait(self) -> None:
+        self._event.synchronize()  # sync: blocks and payload are someone else's next
 
 
 class DevicePieces:
@@ -77,20 +94,25 @@ class DevicePieces:
             data = torch.empty(num_bytes, dtype=torch.uint8, device=self._kv.device)
         source = self._here(blocks, pieces, heads.start, unit)
         self._copy(_flat(data, len(pieces), num_rows * row, row), source, num_rows, row)
+        self._stream.synchronize()  # sync: links send it on another stream
         return data
 
     def scatter(
         self, payload: Payload, blocks: Sequence[BlockId], pieces: range, heads: range, *, unit: int
-    ) -> None:
+    ) -> Copying:
         num_rows, row = len(heads) * self._num_rows, unit * self._token_words
         target = self._here(blocks, pieces, heads.start, unit)
-        if isinstance(payload, Borrowed):
-            payload.check(len(pieces), len(heads), unit)
-            source = self._there(payload, len(pieces), unit)
+        if not isinstance(payload, Borrowed):
+            data = self._on_device(payload)
+            self._copy(target, _flat(data, len(pieces), num_rows * row, row), num_rows, row)
+            return _Recorded(self._stream)
+        payload.check(len(pieces), len(heads), unit)
+        source = self._there(payload, len(pieces), unit)
+        if target.row_stride == source.row_stride == row:
+            self._fetch(target, source, num_rows * row)
+        else:
             self._copy(target, source, num_rows, row, REMOTE_PROGRAMS)
-            return
-        data = self._on_device(payload)
-        self._copy(target, _flat(data, len(pieces), num_rows * row, row), num_rows, row)
+        return _Recorded(self._stream)
 
     def _on_device(self, payload: Payload) -> torch.Tensor:
         assert not isinstance(payload, Lent | Borrowed), "these bytes are elsewhere"
@@ -108,6 +130,8 @@ class DevicePieces:
             for start in (0, row)
         )
         self._copy(target, source, 1, row)
+        self._fetch(target, source, row)
+        self._stream.synchronize()  # sync: the buffer goes
 
     def _here(self, blocks: Sequence[BlockId], pieces: range, head: int, unit: int) -> _Side:
         address, block_size = self._kv.data_ptr(), self._kv.shape[4]
@@ -143,6 +167,20 @@ class DevicePieces:
         starts = index * (block_stride_bytes // WORD) + within * unit * self._token_words + first
         return _Side(address, starts, row_stride)
 
+    def _fetch(self, target: _Side, source: _Side, size: int) -> None:
+        """Copy pieces that are runs of ``size`` words on both sides; neighbours in one go."""
+        begins = np.ones(len(target.starts), np.bool_)
+        begins[1:] = (np.diff(target.starts) != size) | (np.diff(source.starts) != size)
+        first = np.flatnonzero(begins)
+        lengths = np.diff(first, append=len(begins)) * size
+        with torch.cuda.stream(self._stream):
+            copy_all(
+                _bytes(target.address, target.starts[first]),
+                _bytes(source.address, source.starts[first]),
+                _bytes(0, lengths),
+                self._stream,
+            )
+
     def _copy(
         self, target: _Side, source: _Side, num_rows: int, row: int, programs: int = LOCAL_PROGRAMS
     ) -> None:
@@ -152,6 +190,7 @@ class DevicePieces:
         for first in range(0, len(target.starts), MAX_ITEMS):
             part = slice(first, first + MAX_ITEMS)
             count = len(target.starts[part])
+            self._stream.synchronize()  # sync: the copy before has read the list
             starts[:count] = target.starts[part]
             starts[count : 2 * count] = source.starts[part]
             with torch.cuda.stream(self._stream):
@@ -168,8 +207,12 @@ class DevicePieces:
                     TILE=TILE,
                     num_warps=NUM_WARPS,
                 )
-            self._stream.synchronize()  # sync: blocks and payload are someone else's next
 
 
 def _flat(data: torch.Tensor, num_pieces: int, piece: int, row: int) -> _Side:
     return _Side(data.data_ptr(), np.arange(num_pieces, dtype=np.int64) * piece, row)
+
+
+def _bytes(address: int, words: Words) -> npt.NDArray[np.uint64]:
+    """Addresses, or sizes, of words from ``address`` on."""
+    return (words * WORD + address).astype(np.uint64)

@@ -10,7 +10,6 @@ has one KV operation at a time. Streams' threads only move messages. The outermo
 
 import logging
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -138,9 +137,13 @@ class KvEndpoint:
                 self._receiver.fail_all(internal)
 
     def _turn(self) -> bool:
-        """Send a frame if one may be sent, else wait; take in all that came. False at the end."""
-        wait_s = 0.0 if self._sender.send_next() else self._next_tick_s - self._clock.now_s()
-        with suppress(Empty):
+        """Send a frame if one may be sent, else wait; take in all that came. False at the end.
+
+        Copies are waited for when there is nothing else to do.
+        """
+        is_busy = self._sender.send_next() or self._receiver.is_copying
+        wait_s = 0.0 if is_busy else self._next_tick_s - self._clock.now_s()
+        try:
             item = self._inbox.get(timeout=max(0.0, wait_s))
             for _ in range(self._inbox.qsize()):
                 if not self._dispatch(item):
@@ -148,6 +151,9 @@ class KvEndpoint:
                 item = self._inbox.get_nowait()
             if not self._dispatch(item):
                 return False
+        except Empty:
+            if self._receiver.is_copying:
+                self._receiver.finish_one()
         now_s = self._clock.now_s()
         if now_s >= self._next_tick_s:  # all that had come is taken in: nobody is late unheard
             self._next_tick_s = now_s + self._tick_s

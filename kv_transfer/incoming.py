@@ -83,9 +83,12 @@ class Incoming:
         first = self._slices[sender_rank].receiver_heads.start
         return range(first + frame.heads.start, first + frame.heads.stop)
 
-    def received(self, sender_rank: int, frame: Frame) -> None:
-        """The frame, checked before, is in the blocks."""
+    def begin(self, sender_rank: int, frame: Frame) -> None:
+        """The frame, checked before, is on its way into the blocks: it may not come again."""
         self._cells(sender_rank, frame)[:] = True
+
+    def received(self, frame: Frame) -> None:
+        """It is there."""
         cells = len(frame.pieces) * len(frame.heads)
         self._num_missing -= cells
         self.num_bytes += cells * self._cell_bytes

@@ -11,7 +11,7 @@ from pdserve.core.clock import Clock
 from pdserve.core.errors import HandshakeError
 from pdserve.core.kv_layout import KvLayout
 
-LINK_VERSION = 1
+LINK_VERSION = 2
 SAME_FRONT = "the front told something else; connect the nodes again"
 
 

@@ -105,7 +105,7 @@ class Posting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheOffer:
-    """Where the sender's cache can be read, and the leases on what it lends."""
+    """Where the sender's cache can be read, the leases on what it lends, the line to talk over."""
 
     memory: bytes  # what names the memory to another process
     offset: int  # of block 0 within it
@@ -114,6 +114,7 @@ class CacheOffer:
     block_size: int
     block_stride_bytes: int
     leases: str
+    line: str
 
 
 Body = (

@@ -2,7 +2,7 @@
 
 A payload is the bytes of ``[P, H, L, 2, u, D]`` (pieces, heads, layers, k/v, tokens of a piece,
 head size), or says where in another rank's cache they are. Owns the views of the cache; knows
-neither handoffs nor links. A copy is over when the call returns.
+neither handoffs nor links. A gather is over when the call returns, a scatter when it says so.
 
 ``HostPieces`` indexes with numpy: a torch index over that many bytes opens a parallel region, and
 on a loaded host that waits for the compute threads (measured: 0.1 ms became 28 ms). On a GPU one
@@ -31,6 +31,16 @@ TORCH_DTYPES = {
 }
 
 
+class Copying(Protocol):
+    """A copy that was begun."""
+
+    @property
+    def is_over(self) -> bool: ...
+
+    def wait(self) -> None:
+        """Until it is over."""
+
+
 class Pieces(Protocol):
     """The pieces of one cache. ``blocks`` is a block table; its first piece is piece 0."""
 
@@ -49,8 +59,8 @@ class Pieces(Protocol):
 
     def scatter(
         self, payload: Payload, blocks: Sequence[BlockId], pieces: range, heads: range, *, unit: int
-    ) -> None:
-        """Copy a payload into the cache.
+    ) -> Copying:
+        """Begin to copy a payload into the cache. What is begun later ends later.
 
         Raises TransferError if it lies outside its sender's cache.
         """
@@ -74,6 +84,15 @@ def check_blocks(blocks: Sequence[BlockId], num_blocks: int) -> None:
         raise TransferError(f"a block of {list(blocks)} is not one of this rank's {num_blocks}")
 
 
+class _Over:
+    """What a processor has copied."""
+
+    is_over = True
+
+    def wait(self) -> None:
+        """There is nothing to wait for."""
+
+
 class HostPieces:
     """A cache in host memory."""
 
@@ -94,11 +113,12 @@ class HostPieces:
 
     def scatter(
         self, payload: Payload, blocks: Sequence[BlockId], pieces: range, heads: range, *, unit: int
-    ) -> None:
+    ) -> Copying:
         view = _view(self._kv, heads, unit)
         where = piece_index(blocks, pieces, self._kv.shape[4] // unit)
         data = self._fetch(payload, len(pieces), len(heads), unit)
         view[where] = data.reshape(len(pieces), *view.shape[2:])
+        return _Over()
 
     def _fetch(self, payload: Payload, num_pieces: int, num_heads: int, unit: int) -> Bytes:
         if not isinstance(payload, Borrowed):

@@ -1,11 +1,13 @@
 """The receiving side of a rank's endpoint: welcome peers, their links, handoffs on the way in.
 
-Runs in the endpoint's one thread, so a block is written only inside ``_take``: what is cancelled
-between two calls is drained, and its later frames are rejected. Frames that come before their
-ExpectHandoff are held for a while, at most a window of them on each link.
+Runs in the endpoint's one thread, which begins to copy a frame in ``_take``, and waits for the
+copies that it has begun before anything is cancelled or closed: then all is drained, and later frames are
+rejected. Frames that come before their ExpectHandoff are held for a while, at most a window of them
+on each link.
 """
 
 import logging
+from collections import deque
 from dataclasses import dataclass, field
 
 from kv_transfer.commands import (
@@ -25,6 +27,7 @@ from kv_transfer.lobby import Lobby
 from kv_transfer.local_rank import LocalRank, check_hello
 from kv_transfer.messages import Frame, Heartbeat, Hello, Message
 from kv_transfer.payload import Borrowed, Payload
+from kv_transfer.pieces import Copying
 from kv_transfer.reshard import (
     HeadSlice,
     PieceGrid,
@@ -61,6 +64,17 @@ class _Peer:
     links: dict[LinkId, InboundLink] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Begun:
+    """A frame that is being copied. ``payload`` must live until that is over."""
+
+    inbound: InboundLink
+    incoming: Incoming
+    frame: Frame
+    payload: Payload
+    copying: Copying
+
+
 class Receiver:
     """Owns the links that others dialled and the handoffs that this rank receives."""
 
@@ -73,6 +87,7 @@ class Receiver:
         self._handoffs: dict[HandoffId, Incoming] = {}
         self._held = HeldFrames(max_per_link=MAX_HELD, patience_s=local.patience_s)
         self._settled = Settled()
+        self._begun: deque[_Begun] = deque()  # the oldest first
 
     def accept(self, peer: Peer) -> None:
         """Links from this peer are welcome. Said again with the same facts, it changes nothing."""
@@ -124,8 +139,19 @@ class Receiver:
         for held in self._held.take(expected.handoff):
             self._take(self._links[held.link_id], held.frame, held.payload)
 
+    @property
+    def is_copying(self) -> bool:
+        return bool(self._begun)
+
+    def finish_one(self) -> None:
+        """Wait for the oldest copy, and answer for its frame."""
+        begun = self._begun.popleft()
+        begun.copying.wait()
+        self._finish(begun)
+
     def cancel(self, cancel: CancelReceive) -> None:
-        """No block is written outside ``_take``: it is drained at once, known or not."""
+        """No block is written once the copies are over: it is drained then, known or not."""
+        self._finish_all()
         self._forget(cancel.handoff, "was cancelled by the receiver's front")
         self._local.events.put(ReceiveDrained(handoff=cancel.handoff))
 
@@ -247,26 +273,51 @@ class Receiver:
             inbound.reject(frame.seq, TransferError("the handoff is expected from another node"))
             return
         try:
-            self._write(incoming, sender_rank, frame, payload)
+            begun = self._begin_copy(inbound, incoming, frame, payload)
         except TransferError as error:
-            inbound.reject(frame.seq, error)
-            self._fail(frame.handoff, error)
+            self._refuse(inbound, frame, error)
             return
-        incoming.received(sender_rank, frame)
+        incoming.begin(sender_rank, frame)
+        if begun.copying.is_over:
+            self._finish(begun)
+        else:
+            self._begun.append(begun)
+
+    def _begin_copy(
+        self, inbound: InboundLink, incoming: Incoming, frame: Frame, payload: Payload | None
+    ) -> _Begun:
+        """Raises TransferError if the frame is wrong, or its bytes are not what was sent."""
+        heads = incoming.check(inbound.link_id.rank, frame, payload)
+        assert payload is not None
+        copying = self._local.pieces.scatter(
+            payload, incoming.blocks, frame.pieces, heads, unit=incoming.unit
+        )
+        return _Begun(inbound, incoming, frame, payload, copying)
+
+    def _finish(self, begun: _Begun) -> None:
+        """The copy is over: answer for the frame."""
+        inbound, incoming, frame = begun.inbound, begun.incoming, begun.frame
+        if self._handoffs.get(frame.handoff) is not incoming:
+            end = self._settled.end_of(frame.handoff)
+            inbound.reject(frame.seq, TransferError(f"the handoff {end}"))
+            return
+        try:
+            if isinstance(begun.payload, Borrowed):
+                begun.payload.check_valid()
+        except TransferError as error:
+            self._refuse(inbound, frame, error)
+            return
+        incoming.received(frame)
         inbound.deliver(frame.seq)
         self._settle_if_done(incoming)
 
-    def _write(
-        self, incoming: Incoming, sender_rank: int, frame: Frame, payload: Payload | None
-    ) -> None:
-        """Raises TransferError if the frame is wrong, or its bytes are not what was sent."""
-        heads = incoming.check(sender_rank, frame, payload)
-        assert payload is not None
-        self._local.pieces.scatter(
-            payload, incoming.blocks, frame.pieces, heads, unit=incoming.unit
-        )
-        if isinstance(payload, Borrowed):
-            payload.check_valid()
+    def _finish_all(self) -> None:
+        while self._begun:
+            self.finish_one()
+
+    def _refuse(self, inbound: InboundLink, frame: Frame, error: TransferError) -> None:
+        inbound.reject(frame.seq, error)
+        self._fail(frame.handoff, error)
 
     def _hold_or_reject(self, inbound: InboundLink, frame: Frame, payload: Payload | None) -> None:
         if (end := self._settled.end_of(frame.handoff)) is not None:
@@ -301,6 +352,7 @@ class Receiver:
 
     def _drop_links(self, peer_id: str, error: PdserveError) -> None:
         """Close the links with a peer; its handoffs fail with ``error``."""
+        self._finish_all()  # what they copy from is let go
         if (known := self._peers.get(peer_id)) is None:
             return
         for link_id, inbound in known.links.items():

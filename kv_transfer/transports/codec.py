@@ -163,6 +163,7 @@ def _offer_to_wire(offer: CacheOffer) -> LinkMessage.CacheOffer:
         block_size=offer.block_size,
         block_stride_bytes=offer.block_stride_bytes,
         leases=offer.leases,
+        line=offer.line,
     )
 
 
@@ -175,6 +176,7 @@ def _offer_from_wire(offer: LinkMessage.CacheOffer) -> CacheOffer:
         block_size=offer.block_size,
         block_stride_bytes=offer.block_stride_bytes,
         leases=offer.leases,
+        line=offer.line,
     )
 
 

@@ -1,11 +1,14 @@
 """A link whose payloads the receiver fetches: it reads the sender's cache, which it has mapped.
 
     sending side                                   receiving side
-      CacheOffer ────────────────────────────────────>     maps cache and leases
-      Frame + Lent ──────────────────────────────────>     copies the blocks, then asks the lease
+      CacheOffer, Warm ──────────────────────────────>     maps cache and leases, connects the line
+           <───────────────────────────────────── Warm
+      Frame + Lent ════════════ line ════════════════>     copies the blocks, then asks the lease
+           <═══════════════════ line ═══════ Delivered
 
 Nothing is staged, and nobody writes into another's memory: what a receiver cancels it does not
-copy. What a sender cancels it takes back (``leases.py``).
+copy. What a sender cancels it takes back (``leases.py``). All that follows the Warms goes over the
+line (``line.py``).
 """
 
 from typing import Protocol
@@ -14,6 +17,7 @@ from kv_transfer.messages import CacheOffer, Frame, Message, Warm
 from kv_transfer.payload import Borrowed, Lent, RemoteCache
 from kv_transfer.transports.cuda_memory import CudaMemory
 from kv_transfer.transports.leases import Leases, LeaseView
+from kv_transfer.transports.line import Line, Listening, connect
 from kv_transfer.transports.transport import (
     Arrived,
     LinkSetting,
@@ -38,32 +42,96 @@ class SharedMemory(Protocol):
         """Nothing may use it any more."""
 
 
+class Way(Protocol):
+    """One end of a line."""
+
+    def send(self, message: Message) -> None:
+        """Never waits. What comes from the other end comes as the stream's."""
+
+    def close(self) -> None: ...
+
+
+class Awaiting(Protocol):
+    """The sender's line before the receiver has come to it."""
+
+    @property
+    def path(self) -> str: ...
+
+    def accept(self, stream: Stream, setting: LinkSetting) -> Way:
+        """Raises LinkDownError if it has not come."""
+
+    def close(self) -> None: ...
+
+
+class Lines(Protocol):
+    """How processes of one host talk past the stream."""
+
+    def listen(self, path: str) -> Awaiting: ...
+
+    def connect(self, path: str, stream: Stream, setting: LinkSetting) -> Way:
+        """Raises LinkDownError if nobody listens there."""
+
+
+class LocalLines:
+    """Through sockets in the file system."""
+
+    def listen(self, path: str) -> Listening:
+        return Listening(path)
+
+    def connect(self, path: str, stream: Stream, setting: LinkSetting) -> Line:
+        return connect(path, stream, setting)
+
+
+class _Lending:
+    """The sender's part: what it offers, and where it waits for the receiver."""
+
+    def __init__(self, lines: Lines) -> None:
+        self.leases = Leases()
+        self.awaiting = lines.listen(f"{self.leases.path}.line")
+
+    def accept(self, stream: Stream, setting: LinkSetting) -> Way:
+        """The receiver has opened all: nobody else needs its names."""
+        self.leases.opened()
+        return self.awaiting.accept(stream, setting)
+
+    def close(self) -> None:
+        self.awaiting.close()
+        self.leases.close()
+
+
 class PullLink:
     """The protocol above over one stream."""
 
     payloads = Payloads.LENT
 
-    def __init__(self, stream: Stream, setting: LinkSetting, memory: SharedMemory) -> None:
+    def __init__(
+        self, stream: Stream, setting: LinkSetting, memory: SharedMemory, lines: Lines
+    ) -> None:
         self._stream = stream
         self._setting = setting
         self._memory = memory
-        self._leases = Leases() if stream.is_dialled else None
+        self._lines = lines
+        self._lending = _Lending(lines) if stream.is_dialled else None
+        self._line: Way | None = None  # for all that follows the Warms
         self._mapped: int | None = None  # what is to be closed
         self._cache: RemoteCache | None = None
         self._view: LeaseView | None = None
 
     def send(self, message: Message) -> None:
         match message.body:
-            case Warm() if self._leases is not None:
-                self._stream.send(Message(self._offer(self._leases)))
+            case Warm():
+                if self._lending is not None:
+                    self._stream.send(Message(self._offer(self._lending)))
+                self._stream.send(message)
+                return
             case Frame(seq=seq):
-                assert self._leases is not None, "frames go from the side that dialled"
-                self._leases.lend(seq)
-        self._stream.send(message)
+                assert self._lending is not None, "frames go from the side that dialled"
+                self._lending.leases.lend(seq)
+        (self._line or self._stream).send(message)
 
     def take_back(self, seq: int) -> None:
-        if self._leases is not None:
-            self._leases.take_back(seq)
+        if self._lending is not None:
+            self._lending.leases.take_back(seq)
 
     def on(self, event: Arrived | PairMet | PayloadCame) -> Message | None:
         if not isinstance(event, Arrived) or event.message.announced is not None:
@@ -73,8 +141,8 @@ class PullLink:
             case CacheOffer() as offer, None:
                 self._map(offer)
                 return None
-            case Warm(), None if self._leases is not None:
-                self._leases.opened()
+            case Warm(), None if self._lending is not None:
+                self._line = self._lending.accept(self._stream, self._setting)
                 return message
             case Frame(seq=seq), Lent() as lent:
                 return Message(message.body, self._borrow(seq, lent))
@@ -87,14 +155,16 @@ class PullLink:
 
     def close(self) -> None:
         self._stream.close()
-        if self._leases is not None:
-            self._leases.close()
+        if self._line is not None:
+            self._line.close()
+        if self._lending is not None:
+            self._lending.close()
         mapped, self._mapped = self._mapped, None
         if mapped is not None:
             self._cache = None
             self._memory.close(mapped)
 
-    def _offer(self, leases: Leases) -> CacheOffer:
+    def _offer(self, lending: _Lending) -> CacheOffer:
         kv = self._setting.kv
         memory, offset = self._memory.export(kv.data_ptr())
         return CacheOffer(
@@ -104,13 +174,15 @@ class PullLink:
             num_heads=kv.shape[1],
             block_size=kv.shape[4],
             block_stride_bytes=kv.stride(0) * kv.element_size(),
-            leases=leases.path,
+            leases=lending.leases.path,
+            line=lending.awaiting.path,
         )
 
     def _map(self, offer: CacheOffer) -> None:
         if self._stream.is_dialled or self._mapped is not None:
             raise LinkDownError("a cache is offered once, by the side that dialled")
         self._view = LeaseView(offer.leases)
+        self._line = self._lines.connect(offer.line, self._stream, self._setting)
         self._mapped = self._memory.open(offer.memory)
         self._cache = RemoteCache(
             address=self._mapped + offer.offset,
@@ -129,4 +201,4 @@ class PullLink:
 
 def cuda_ipc_link(stream: Stream, setting: LinkSetting) -> PullLink:
     """From GPU to GPU of one host, between two processes."""
-    return PullLink(stream, setting, CudaMemory(setting.kv.device))
+    return PullLink(stream, setting, CudaMemory(setting.kv.device), LocalLines())

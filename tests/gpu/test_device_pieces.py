@@ -71,7 +71,7 @@ def test_pieces_go_out_and_in_as_in_host_memory(
     assert torch.equal(payload.cpu(), torch.as_tensor(expected))
     into, onto = on_both(make_cache(layout, NUM_BLOCKS, 16, 2))
     HostPieces(into).scatter(expected, blocks, pieces, heads, unit=unit)
-    open_pieces(onto, layout).scatter(payload, blocks, pieces, heads, unit=unit)
+    open_pieces(onto, layout).scatter(payload, blocks, pieces, heads, unit=unit).wait()
     assert torch.equal(onto.cpu(), into)
 
 
@@ -102,7 +102,7 @@ def test_lent_pieces_of_other_blocks_are_copied_as_in_host_memory(
     )
     open_pieces(onto, layout).scatter(
         borrow(source_there, table, first, head), blocks, pieces, heads, unit=unit
-    )
+    ).wait()
     assert torch.equal(onto.cpu(), into)
 
 
@@ -115,7 +115,7 @@ def test_payloads_from_host_memory_are_taken_too() -> None:
     payload = HostPieces(here).gather(blocks, pieces, heads, unit=4)
     there.fill_(0)
     torch.cuda.synchronize()
-    open_pieces(there, layout).scatter(payload, blocks, pieces, heads, unit=4)
+    open_pieces(there, layout).scatter(payload, blocks, pieces, heads, unit=4).wait()
     assert torch.equal(there[[3, 1]].cpu(), here[[3, 1]])
 
 
@@ -136,7 +136,7 @@ def test_blocks_beyond_two_to_the_31_elements_and_more_pieces_than_one_launch_ta
     torch.cuda.synchronize()
     open_pieces(target.view(kv.shape), layout).scatter(
         borrow(kv, lent, 0, 0), table, range(num_blocks), range(2), unit=64
-    )
+    ).wait()
     assert torch.equal(target.flip(0), store)
     last = pieces.gather(table[:1], range(1), range(2), unit=64)
     assert isinstance(last, torch.Tensor)

@@ -15,7 +15,7 @@ from tests.kv_transfer.nodes import World, open_world
 def world(request: pytest.FixtureRequest) -> Iterator[World]:
     with ExitStack() as stack:
         if request.param == CUDA_IPC:
-            stack.enter_context(lending_in_process())
+            stack.enter_context(lending_in_process("threadless_lent_link"))
         yield stack.enter_context(open_world(request.param))
 
 

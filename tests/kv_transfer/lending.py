@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from kv_transfer.messages import Message
 from kv_transfer.transports import TRANSPORTS
-from kv_transfer.transports.pull_link import PullLink
+from kv_transfer.transports.pull_link import LocalLines, PullLink
 from kv_transfer.transports.transport import LinkSetting, Stream
 
 CUDA_IPC = "cuda_ipc"
@@ -27,15 +28,48 @@ class OwnMemory:
         self.mapped.remove(address)
 
 
+class StreamLine:
+    """Nothing but the stream: it brings no thread along."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._stream: Stream | None = None
+
+    def accept(self, stream: Stream, setting: LinkSetting) -> "StreamLine":
+        self._stream = stream
+        return self
+
+    def send(self, message: Message) -> None:
+        assert self._stream is not None
+        self._stream.send(message)
+
+    def close(self) -> None:
+        """The stream is closed by its owner."""
+
+
+class StreamLines:
+    """In place of sockets."""
+
+    def listen(self, path: str) -> StreamLine:
+        return StreamLine(path)
+
+    def connect(self, path: str, stream: Stream, setting: LinkSetting) -> StreamLine:
+        return StreamLine(path).accept(stream, setting)
+
+
 def lent_link(stream: Stream, setting: LinkSetting) -> PullLink:
-    return PullLink(stream, setting, OwnMemory())
+    return PullLink(stream, setting, OwnMemory(), LocalLines())
+
+
+def threadless_lent_link(stream: Stream, setting: LinkSetting) -> PullLink:
+    return PullLink(stream, setting, OwnMemory(), StreamLines())
 
 
 @contextmanager
-def lending_in_process() -> Iterator[None]:
-    """``cuda_ipc`` is the link above meanwhile."""
+def lending_in_process(link: str = "lent_link") -> Iterator[None]:
+    """``cuda_ipc`` is one of the links above meanwhile."""
     real = TRANSPORTS[CUDA_IPC]
-    TRANSPORTS[CUDA_IPC] = "tests.kv_transfer.lending:lent_link"
+    TRANSPORTS[CUDA_IPC] = f"tests.kv_transfer.lending:{link}"
     try:
         yield
     finally:

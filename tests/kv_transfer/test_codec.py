@@ -73,6 +73,7 @@ bodies: st.SearchStrategy[Body] = st.one_of(
         block_size=small,
         block_stride_bytes=big,
         leases=texts,
+        line=texts,
     ),
 )
 payloads = st.none() | st.binary(max_size=300)

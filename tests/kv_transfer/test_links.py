@@ -106,7 +106,8 @@ def test_another_protocol_version_is_refused() -> None:
     assert isinstance(answer, Arrived)
     assert isinstance(answer.message.body, Refused)
     assert answer.message.body.kind == "handshake_error"
-    assert "version differs: here 1, there 2; run the same release" in answer.message.body.message
+    versions = f"here {LINK_VERSION}, there {LINK_VERSION + 1}"
+    assert f"version differs: {versions}; run the same release" in answer.message.body.message
     receiver.close()
     wire.close()
 

@@ -3,6 +3,7 @@
 import gc
 import stat
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Lock
@@ -20,11 +21,21 @@ from kv_transfer.commands import (
     PushTokens,
     SendDrained,
 )
-from kv_transfer.messages import Announced, Body, CacheOffer, Delivered, Frame, Message, Warm
+from kv_transfer.messages import (
+    Announced,
+    Body,
+    CacheOffer,
+    Delivered,
+    Frame,
+    Heartbeat,
+    Message,
+    Warm,
+)
 from kv_transfer.payload import Lent, Payload
 from kv_transfer.transports.leases import NUM_PLACES, Leases, LeaseView
+from kv_transfer.transports.line import Listening
 from kv_transfer.transports.loopback import LoopbackNetwork
-from kv_transfer.transports.pull_link import PullLink
+from kv_transfer.transports.pull_link import LocalLines, PullLink
 from kv_transfer.transports.transport import Arrived, LinkSetting, Opened, StreamEvents, Turns
 from pdserve.core.errors import LinkDownError
 from tests.fakes import FakeClock
@@ -44,7 +55,7 @@ OURS, THEIRS = list(PUSH.blocks), list(EXPECT.blocks)
 @pytest.fixture
 def pair() -> Iterator[tuple[Rank, Rank]]:
     """Connected, the handoff expected, its KV computed and announced, the word on its way."""
-    with lending_in_process():
+    with lending_in_process("threadless_lent_link"):
         _, sender, receiver = connected_pair(LAYOUT, LAYOUT, CUDA_IPC)
         sender.cache[OURS] = 1.0
         receiver.receiver.expect(EXPECT)
@@ -126,10 +137,24 @@ class End:
         )
         self.link: PullLink
 
+    def take(self) -> Arrived:
+        event = self.events.get(timeout=20)
+        assert isinstance(event, Arrived), f"{event}"
+        return event
+
     def hear(
         self, body: Body, payload: Payload | None = None, announced: Announced | None = None
     ) -> Message | None:
         return self.link.on(Arrived(self.link._stream, Message(body, payload, announced)))
+
+
+@pytest.fixture
+def offered(tmp_path: Path) -> Iterator[CacheOffer]:
+    """By a sender whose leases and line there are."""
+    (tmp_path / "leases").write_bytes(bytes(8 * NUM_PLACES))
+    listening = Listening(str(tmp_path / "line"))
+    yield offer(str(tmp_path / "leases"), listening.path)
+    listening.close()
 
 
 @pytest.fixture
@@ -139,14 +164,14 @@ def ends() -> Iterator[tuple[End, End]]:
     stream = wires[0].connect(wires[1].address)
     opened = accepted.events.get()
     assert isinstance(opened, Opened)
-    dialled.link = PullLink(stream, dialled.setting, dialled.memory)
-    accepted.link = PullLink(opened.stream, accepted.setting, accepted.memory)
+    dialled.link = PullLink(stream, dialled.setting, dialled.memory, LocalLines())
+    accepted.link = PullLink(opened.stream, accepted.setting, accepted.memory, LocalLines())
     yield dialled, accepted
     dialled.link.close()
     accepted.link.close()
 
 
-def offer(leases: str) -> CacheOffer:
+def offer(leases: str, line: str) -> CacheOffer:
     return CacheOffer(
         memory=bytes(8),
         offset=0,
@@ -155,27 +180,26 @@ def offer(leases: str) -> CacheOffer:
         block_size=1,
         block_stride_bytes=1,
         leases=leases,
+        line=line,
     )
 
 
 def test_what_was_mapped_is_closed_with_its_link_once(
-    ends: tuple[End, End], tmp_path: Path
+    ends: tuple[End, End], offered: CacheOffer
 ) -> None:
     """A mapping keeps the memory of a dead process alive."""
-    (tmp_path / "leases").write_bytes(bytes(8 * NUM_PLACES))
     accepted = ends[1]
-    assert accepted.hear(offer(str(tmp_path / "leases"))) is None
+    assert accepted.hear(offered) is None
     assert accepted.memory.mapped == [0]
     accepted.link.close()
     accepted.link.close()
     assert not accepted.memory.mapped
 
 
-def test_a_cache_is_offered_once(ends: tuple[End, End], tmp_path: Path) -> None:
-    (tmp_path / "leases").write_bytes(bytes(8 * NUM_PLACES))
-    ends[1].hear(offer(str(tmp_path / "leases")))
+def test_a_cache_is_offered_once(ends: tuple[End, End], offered: CacheOffer) -> None:
+    ends[1].hear(offered)
     with pytest.raises(LinkDownError, match="offered once"):
-        ends[1].hear(offer(str(tmp_path / "leases")))
+        ends[1].hear(offered)
 
 
 LENT = Lent(blocks=blocks(1), first_piece=0, first_head=0, num_bytes=4)
@@ -189,7 +213,7 @@ def test_a_frame_before_the_cache_is_offered_ends_the_link(ends: tuple[End, End]
 
 def test_the_side_that_did_not_dial_offers_nothing(ends: tuple[End, End]) -> None:
     with pytest.raises(LinkDownError, match="by the side that dialled"):
-        ends[0].hear(offer("/dev/null"))
+        ends[0].hear(offer("/dev/null", "/dev/null"))
 
 
 @pytest.mark.parametrize(
@@ -213,7 +237,36 @@ def test_leases_that_this_process_can_not_read_are_named(
 ) -> None:
     (tmp_path / "empty").touch()
     with pytest.raises(LinkDownError, match="leases"):
-        ends[1].hear(offer(str(tmp_path / name)))
+        ends[1].hear(offer(str(tmp_path / name), "/dev/null"))
+
+
+def test_a_line_that_this_process_can_not_reach_is_named(
+    ends: tuple[End, End], tmp_path: Path, offered: CacheOffer
+) -> None:
+    with pytest.raises(LinkDownError, match="the sender's line can not be reached"):
+        ends[1].hear(replace(offered, line=str(tmp_path / "nobody")))
+
+
+def test_a_sender_whose_receiver_did_not_come_to_the_line_ends_the_link(
+    ends: tuple[End, End],
+) -> None:
+    with pytest.raises(LinkDownError, match="did not come to the line"):
+        ends[0].hear(Warm())
+
+
+def test_what_follows_the_warms_goes_over_the_line(ends: tuple[End, End]) -> None:
+    dialled, accepted = ends
+    dialled.link.send(Message(Warm()))
+    for _ in range(2):  # the offer, the warming
+        accepted.link.on(accepted.take())
+    accepted.link.send(Message(Warm()))
+    assert dialled.link.on(dialled.take())
+    for sender, receiver in (ends, ends[::-1]):
+        sent = Message(Heartbeat())
+        sender.link.send(sent)
+        came = receiver.take().message
+        assert came.body == sent.body
+        assert came is not sent  # as it is over the stream, which is a loopback
 
 
 # ---- leases

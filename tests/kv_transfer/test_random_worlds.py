@@ -360,7 +360,7 @@ class TwoNodesThatLend(TwoNodes):
     @initialize(pair=st.sampled_from(PAIRS))
     def start(self, pair: tuple[KvLayout, KvLayout]) -> None:
         self.stack = ExitStack()
-        self.stack.enter_context(lending_in_process())
+        self.stack.enter_context(lending_in_process("threadless_lent_link"))
         TwoNodes.start(self, pair)
 
     def teardown(self) -> None:

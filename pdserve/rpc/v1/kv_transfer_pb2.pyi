@@ -99,7 +99,7 @@ class LinkMessage(_message.Message):
         parcel: int
         def __init__(self, parcel: _Optional[int] = ...) -> None: ...
     class CacheOffer(_message.Message):
-        __slots__ = ("memory", "offset", "num_blocks", "num_heads", "block_size", "block_stride_bytes", "leases")
+        __slots__ = ("memory", "offset", "num_blocks", "num_heads", "block_size", "block_stride_bytes", "leases", "line")
         MEMORY_FIELD_NUMBER: _ClassVar[int]
         OFFSET_FIELD_NUMBER: _ClassVar[int]
         NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -107,6 +107,7 @@ class LinkMessage(_message.Message):
         BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
         BLOCK_STRIDE_BYTES_FIELD_NUMBER: _ClassVar[int]
         LEASES_FIELD_NUMBER: _ClassVar[int]
+        LINE_FIELD_NUMBER: _ClassVar[int]
         memory: bytes
         offset: int
         num_blocks: int
@@ -114,7 +115,8 @@ class LinkMessage(_message.Message):
         block_size: int
         block_stride_bytes: int
         leases: str
-        def __init__(self, memory: _Optional[bytes] = ..., offset: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_heads: _Optional[int] = ..., block_size: _Optional[int] = ..., block_stride_bytes: _Optional[int] = ..., leases: _Optional[str] = ...) -> None: ...
+        line: str
+        def __init__(self, memory: _Optional[bytes] = ..., offset: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_heads: _Optional[int] = ..., block_size: _Optional[int] = ..., block_stride_bytes: _Optional[int] = ..., leases: _Optional[str] = ..., line: _Optional[str] = ...) -> None: ...
     class Lent(_message.Message):
         __slots__ = ("blocks", "first_piece", "first_head", "num_bytes")
         BLOCKS_FIELD_NUMBER: _ClassVar[int]
