@@ -4,6 +4,7 @@
 """
 
 import asyncio
+import json
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -109,3 +110,39 @@ async def test_litellm_raises_what_its_users_catch(
     fields = {"model": "openai/tiny", "messages": HELLO, **change}
     with pytest.raises(expected):
         await in_thread(lambda: litellm("completion", **fields))
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/completions", {"prompt": "Hello", "repetition_penalty": 1.0, "max_tokens": 3}),
+        ("/v1/completions", {"prompt": [5, 6, 7], "max_tokens": 3, "logprobs": 2}),
+        (
+            "/v1/chat/completions",
+            {
+                "messages": [{"role": "user", "content": [{"type": "text", "text": "Hello"}]}],
+                "max_completion_tokens": 3,
+            },
+        ),
+    ],
+)
+async def test_what_vllms_bench_serve_sends_is_served(
+    world: World, path: str, fields: dict[str, object]
+) -> None:
+    """Its requests as they are; it takes the number of tokens from the usage at the end."""
+    body = {
+        "model": "tiny",
+        "logprobs": None,
+        "temperature": 0.0,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        **fields,
+    }
+    answer = await world.http.post(path, json=body, headers={"x-request-id": "bench-0"})
+    assert answer.status_code == 200, answer.text
+    events = [line.removeprefix("data: ") for line in answer.text.split("\n\n") if line]
+    assert events.pop() == "[DONE]"
+    *tokens, last = map(json.loads, events)
+    assert all(event["choices"] for event in tokens)
+    assert (last["choices"], last["usage"]["completion_tokens"]) == ([], 3)
