@@ -5,6 +5,7 @@ for stopped as long as its host tells so: to make it anew would cost more CPU st
 """
 
 import asyncio
+import logging
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -12,6 +13,8 @@ from pdserve.cluster.ray_processes import Answer
 from pdserve.core.errors import NodeLostError, PdserveError
 from pdserve.core.silence import LOOK_S, Silence
 from pdserve.core.starvation import ProcessId, Starvation
+
+logger = logging.getLogger(__name__)
 
 
 class Front(Protocol):
@@ -39,12 +42,10 @@ class FrontWatch:
         silence = Silence([self.process], limit_s=self.limit_s, now_s=clock())
         while True:
             call = front.start_call("alive")
-            while not call.done():
-                await asyncio.wait((call,), timeout=LOOK_S)
-                if self._look(silence, clock()) and not call.done():
-                    return NodeLostError(
-                        f"{front.name}: nothing heard for {self.limit_s:g} s: it is stopped"
-                    )
+            if not await self._answered(call, front.name, silence):
+                return NodeLostError(
+                    f"{front.name}: nothing heard for {self.limit_s:g} s: it is stopped"
+                )
             try:
                 await front.answer(call)
             except PdserveError as error:
@@ -53,10 +54,20 @@ class FrontWatch:
             silence.heard(self.process)
             await _until_next_look()
 
-    def _look(self, silence: Silence[ProcessId], now_s: float) -> bool:
-        """Whether it is silent for too long by now."""
-        starved = [each for each in silence.quiet if self.starvation.starves(each, now_s)]
-        return bool(silence.look(now_s, starved))
+    async def _answered(self, call: Answer, name: str, silence: Silence[ProcessId]) -> bool:
+        """Wait for the answer; False when it takes too long."""
+        clock = asyncio.get_running_loop().time
+        is_told = False
+        while not call.done():
+            await asyncio.wait((call,), timeout=LOOK_S)
+            now_s = clock()
+            starved = [each for each in silence.quiet if self.starvation.starves(each, now_s)]
+            if starved and not is_told:
+                logger.warning("%s does not answer: it gets no CPU", name)
+                is_told = True
+            if silence.look(now_s, starved) and not call.done():
+                return False
+        return True
 
 
 async def _until_next_look() -> None:
