@@ -1,8 +1,9 @@
-"""Two ranks on two GPUs over NCCL compute what one computes, each on its own device."""
+"""Two ranks on two GPUs compute what one computes, each on its own device."""
 
+import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +17,33 @@ pytestmark = [pytest.mark.multigpu, pytest.mark.timeout(300)]
 
 ModelOf = Callable[[str], Path]
 RANK_TIMEOUT_S = 200
+WITH_GRAPHS_OF_CHUNKS: dict[
+    str, Any
+] = {  # in 16 bits another size of a product may round another way
+    "dtype": "float32",
+    "kv_dtype": "bfloat16",
+    "attention_backend": "flash_attn",
+}
 
 
 def run_ranks(
-    model_dir: Path, size: int, tmp_path: Path, *, dtype: str, load_format: str = "auto"
+    model_dir: Path,
+    size: int,
+    tmp_path: Path,
+    *,
+    without_peer_memory: Collection[int] = (),
+    **changes,
 ) -> list[dict[str, Any]]:
+    """What each rank found; ``changes`` of its engine's config."""
     files = [tmp_path / f"rank{rank}of{size}.pt" for rank in range(size)]
+    store = tmp_path / f"store{size}"
+    store.unlink(missing_ok=True)
     ranks = [
         subprocess.Popen(
             [
-                *(sys.executable, "-m", "tests.gpu.tp_rank"),
-                *(str(model_dir), str(tmp_path / f"store{size}"), str(rank), str(size)),
-                *(dtype, load_format, str(file)),
+                *(sys.executable, "-m", "tests.gpu.tp_rank", str(model_dir), str(store)),
+                *(str(rank), str(size), str(file), json.dumps(changes)),
+                *(["--without-peer-memory"] if rank in without_peer_memory else []),
             ]
         )
         for rank, file in enumerate(files)
@@ -46,21 +62,43 @@ def test_float32_ranks_together_are_transformers(
 ) -> None:
     expected = reference_logprobs(model_of(family), PROMPTS[2])
     tokens = reference_greedy(model_of(family), PROMPTS, NUM_TOKENS)
-    first, second = run_ranks(model_of(family), 2, tmp_path, dtype="float32")
+    first, second = run_ranks(model_of(family), 2, tmp_path)
     for rank, found in enumerate((first, second)):
         torch.testing.assert_close(found["logprobs"], expected, atol=5e-5, rtol=1e-5)
         assert found["tokens"] == tokens
         assert found["devices"] == (rank, rank)
         assert found["used_elsewhere"] == 0
+        assert found["group"] == "PeerTpGroup"
+        assert found["has_graphs"]
     assert torch.equal(first["logprobs"], second["logprobs"])  # ranks sample on their own
     assert first["num_blocks"] == second["num_blocks"] > 0
+
+
+def test_tokens_of_ranks_do_not_depend_on_graphs(model_of: ModelOf, tmp_path: Path) -> None:
+    with_graphs, without = (
+        run_ranks(model_of("llama"), 2, tmp_path, cuda_graphs=graphs, **WITH_GRAPHS_OF_CHUNKS)
+        for graphs in (True, False)
+    )
+    assert [found["has_graphs"] for found in (*with_graphs, *without)] == [True] * 2 + [False] * 2
+    assert all(found["tokens"] == without[0]["tokens"] for found in (*with_graphs, *without))
+
+
+def test_ranks_use_nccl_where_one_of_them_has_no_peer_memory(
+    model_of: ModelOf, tmp_path: Path
+) -> None:
+    tokens = reference_greedy(model_of("llama"), PROMPTS, NUM_TOKENS)
+    for found in run_ranks(model_of("llama"), 2, tmp_path, without_peer_memory=[1]):
+        assert found["group"] == "ProcessTpGroup"
+        assert not found["has_graphs"]
+        assert found["tokens"] == tokens
 
 
 def test_bfloat16_ranks_are_near_one_rank_and_draw_the_same_dummy_weights(
     model_of: ModelOf, tmp_path: Path
 ) -> None:
-    (alone,) = run_ranks(model_of("llama"), 1, tmp_path, dtype="bfloat16", load_format="dummy")
-    both = run_ranks(model_of("llama"), 2, tmp_path, dtype="bfloat16", load_format="dummy")
+    changes: dict[str, Any] = {"dtype": "bfloat16", "kv_dtype": "bfloat16", "load_format": "dummy"}
+    (alone,) = run_ranks(model_of("llama"), 1, tmp_path, **changes)
+    both = run_ranks(model_of("llama"), 2, tmp_path, **changes)
     for found in both:
         assert (found["logprobs"] - alone["logprobs"]).abs().max() < 0.15
     assert torch.equal(both[0]["logprobs"], both[1]["logprobs"])

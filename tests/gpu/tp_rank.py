@@ -1,8 +1,9 @@
 """One rank of a TP group in a process of its own: ``python -m tests.gpu.tp_rank …``.
 
-Writes what the rank computed to a file: log-probabilities, greedy tokens, its devices.
+Writes what the rank computed to a file: log-probabilities, greedy tokens, its devices and group.
 """
 
+import json
 import sys
 from pathlib import Path
 
@@ -16,10 +17,8 @@ PROMPTS = [[(7 * i * i + n) % 199 for i in range(n)] for n in (33, 1, 50, 16)]
 NUM_TOKENS = 8
 
 
-def main(
-    model_dir: str, store: str, rank: str, size: str, dtype: str, load_format: str, out: str
-) -> None:
-    """Run the rank on the GPU of its number."""
+def main(model_dir: str, store: str, rank: str, size: str, out: str, changes: str) -> None:
+    """Run the rank on the GPU of its number. ``changes``: of the engine's config, as JSON."""
     set_up_gpu_rank()
     device = torch.device("cuda", int(rank))
     group = (
@@ -37,12 +36,10 @@ def main(
         Path(model_dir),
         group,
         device=str(device),
-        dtype=dtype,
-        kv_dtype=dtype,
         tp_size=int(size),
         tp_rank=int(rank),
-        load_format=load_format,
         gpu_memory_utilization=0.1,
+        **json.loads(changes),
     )
     runner.warm_up()
     found = {
@@ -51,10 +48,15 @@ def main(
         "num_blocks": runner.num_blocks,
         "devices": (torch.cuda.current_device(), runner.kv.tensor.device.index),
         "used_elsewhere": torch.cuda.memory_allocated(1 - device.index) if size == "2" else 0,
+        "group": type(group).__name__,
+        "has_graphs": runner._graphs is not None,
     }
     torch.save(found, out)
     group.close()
 
 
 if __name__ == "__main__":
+    if "--without-peer-memory" in sys.argv:
+        sys.argv.remove("--without-peer-memory")
+        sys.modules["pdserve.engine.peer_group"] = None  # type: ignore[assignment]
     main(*sys.argv[1:])
