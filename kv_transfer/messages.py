@@ -9,8 +9,8 @@
       Frame + payload ────────────────────────────>           at most a window of them unanswered
            <──────────────── Delivered | Rejected             in the blocks, or not and why
 
-Either side sends Heartbeats. PairOffer, Clear and Posting belong to links whose payloads go out of
-band (``transports/pair_link.py``), CacheOffer to those whose receiver fetches them itself
+Either side sends Heartbeats. PairOffer belongs to links whose payloads go out of band
+(``transports/pair_link.py``), CacheOffer to those whose receiver fetches them itself
 (``transports/pull_link.py``).
 """
 
@@ -89,20 +89,6 @@ class PairOffer:
     port: int
 
 
-@dataclass(frozen=True, slots=True)
-class Clear:
-    """The buffer for an announced payload is there."""
-
-    parcel: int
-
-
-@dataclass(frozen=True, slots=True)
-class Posting:
-    """The announced payload is being sent now."""
-
-    parcel: int
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheOffer:
     """Where the sender's cache can be read, the leases on what it lends, the line to talk over."""
@@ -117,24 +103,12 @@ class CacheOffer:
     line: str
 
 
-Body = (
-    Hello
-    | Refused
-    | Warm
-    | Frame
-    | Delivered
-    | Rejected
-    | Heartbeat
-    | PairOffer
-    | Clear
-    | Posting
-    | CacheOffer
-)
+Body = Hello | Refused | Warm | Frame | Delivered | Rejected | Heartbeat | PairOffer | CacheOffer
 
 
 @dataclass(frozen=True, slots=True)
 class Announced:
-    """The body's payload comes out of band, under this number."""
+    """The body's payload comes out of band, under this number: it is being sent now."""
 
     parcel: int
     num_bytes: int

@@ -1,9 +1,9 @@
 """The receiving side of a rank's endpoint: welcome peers, their links, handoffs on the way in.
 
 Runs in the endpoint's one thread, which begins to copy a frame in ``_take``, and waits for the
-copies that it has begun before anything is cancelled or closed: then all is drained, and later frames are
-rejected. Frames that come before their ExpectHandoff are held for a while, at most a window of them
-on each link.
+copies that it has begun before anything is cancelled or closed: then all is drained, and later
+frames are rejected. Frames that come before their ExpectHandoff are held for a while, at most a
+window of them on each link.
 """
 
 import logging

@@ -12,14 +12,12 @@ from kv_transfer.messages import (
     Announced,
     Body,
     CacheOffer,
-    Clear,
     Delivered,
     Frame,
     Heartbeat,
     Hello,
     Message,
     PairOffer,
-    Posting,
     Refused,
     Rejected,
     Warm,
@@ -84,18 +82,8 @@ def _fill(wire: LinkMessage, body: Body) -> None:
             wire.warm.SetInParent()
         case CacheOffer():
             wire.cache_offer.CopyFrom(_offer_to_wire(body))
-        case PairOffer() | Clear() | Posting():
-            _fill_pair(wire, body)
-
-
-def _fill_pair(wire: LinkMessage, body: PairOffer | Clear | Posting) -> None:
-    match body:
         case PairOffer(host=host, port=port):
             wire.pair_offer.CopyFrom(LinkMessage.PairOffer(host=host, port=port))
-        case Clear(parcel=parcel):
-            wire.clear.parcel = parcel
-        case Posting(parcel=parcel):
-            wire.posting.parcel = parcel
 
 
 def _body(wire: LinkMessage) -> Body:
@@ -125,10 +113,6 @@ def _out_of_band_body(wire: LinkMessage, name: str | None) -> Body:
             return _offer_from_wire(wire.cache_offer)
         case "pair_offer":
             return PairOffer(wire.pair_offer.host, wire.pair_offer.port)
-        case "clear":
-            return Clear(wire.clear.parcel)
-        case "posting":
-            return Posting(wire.posting.parcel)
     raise ValueError("no body that this release knows")
 
 

@@ -1,8 +1,9 @@
 """A process group of two ranks, made at run time, and the one thread that posts to it and waits.
 
-Owns group and thread of one link; knows no messages but the offer of where to meet and the word
-that a send is posted. What comes of it goes into the endpoint's queue. The endpoint's thread
-watches the deadline and aborts: a call that waits for a dead rank may not return by itself.
+Owns group and thread of one link; makes no message but the offer of where to meet, and says the
+word for each send when it is posted. What comes of it goes into the endpoint's queue. The
+endpoint's thread watches the deadline and aborts: a call that waits for a dead rank may not return
+by itself.
 """
 
 import os
@@ -18,11 +19,11 @@ from typing import Protocol
 import torch
 from torch._C._distributed_c10d import Store, TCPStore
 
-from kv_transfer.messages import Message, PairOffer, Posting
+from kv_transfer.messages import Message, PairOffer
 from kv_transfer.transports.transport import Closed, LinkSetting, PairMet, PayloadCame, Stream
 from pdserve.core.errors import LinkDownError, TransferError, TransferTimeoutError
 
-RECEIVER, SENDER = 0, 1  # ranks of the pair; "receiver" is the side that did not dial
+HOST, GUEST = 0, 1  # ranks of the pair; the side that dialled is the host
 
 
 class Group(Protocol):
@@ -41,7 +42,7 @@ MakeGroup = Callable[[Store, int, LinkSetting], Group]
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    parcel: int
+    word: Message  # that announces it
     data: torch.Tensor
 
 
@@ -112,7 +113,7 @@ class Pair:
     def _use_group(self, offer: PairOffer | None) -> None:
         with self._busy():
             store = self._open_store(offer)
-            rank = RECEIVER if offer is None else SENDER
+            rank = HOST if offer is None else GUEST
             group = self._make_group(store, rank, self._setting)
         with self._lock:
             self._group = group
@@ -121,7 +122,7 @@ class Pair:
                 return
         self._setting.events.put(PairMet(self._stream))
         while (job := self._jobs.get()) is not None:
-            self._move(group, SENDER if rank == RECEIVER else RECEIVER, job)
+            self._move(group, GUEST if rank == HOST else HOST, job)
 
     def _named(self, error: Exception) -> TransferError:
         """Our own deadline and that of the process group are the same; either may come first."""
@@ -157,7 +158,7 @@ class Pair:
     def _move(self, group: Group, other: int, job: Send | Receive) -> None:
         if isinstance(job, Send):
             with self._setting.turns.sending, self._busy():
-                self._stream.send(Message(Posting(job.parcel)))
+                self._stream.send(job.word)
                 group.send(job.data, other)
         else:
             with self._setting.turns.receiving, self._busy():

@@ -22,13 +22,12 @@ from kv_transfer.commands import (
 from kv_transfer.local_rank import LINK_VERSION
 from kv_transfer.messages import (
     Body,
-    Clear,
     Delivered,
     Frame,
     Heartbeat,
     Hello,
     Message,
-    Posting,
+    PairOffer,
     Rejected,
     Warm,
     checksum,
@@ -277,7 +276,7 @@ def test_more_unexpected_frames_than_an_honest_sender_has_are_refused(
     assert "too many frames" in answer.message
 
 
-@pytest.mark.parametrize("body", [Clear(3), Posting(0), Warm(), Delivered(0)])
+@pytest.mark.parametrize("body", [PairOffer("127.0.0.1", 1), Warm(), Delivered(0)])
 def test_a_message_that_has_no_place_there_ends_the_link_by_name(
     forged: tuple[Node, Forger], body: Body
 ) -> None:

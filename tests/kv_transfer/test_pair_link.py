@@ -11,16 +11,14 @@ import torch
 from kv_transfer.messages import (
     Announced,
     Body,
-    Clear,
     Heartbeat,
     Message,
     PairOffer,
-    Posting,
     Warm,
 )
 from kv_transfer.payload import Bytes
 from kv_transfer.transports.loopback import LoopbackNetwork
-from kv_transfer.transports.pair_link import MAX_PARCEL_BYTES, PairLink
+from kv_transfer.transports.pair_link import MAX_PARCEL_BYTES, MAX_PARCELS, PairLink
 from kv_transfer.transports.process_group import gloo_link
 from kv_transfer.transports.transport import (
     Arrived,
@@ -83,48 +81,44 @@ def holds(message: Message, payload: Bytes) -> bool:
     return bool((message.payload == payload).all())
 
 
-def announce(sender: End, receiver: End) -> None:
-    """The first payload is announced, the group is made, the buffer is there."""
+def meet(sender: End, receiver: End) -> None:
+    """The first payload makes the group, and arrives: parcel 0."""
     sender.link.send(Message(Warm(), PAYLOAD))
-    assert receiver.take() is None  # announced
-    assert sender.take() is None  # offer
+    while (message := receiver.take()) is None:  # offer, met, announced
+        pass
+    assert message.body == Warm()
+    assert holds(message, PAYLOAD)
     assert sender.take() is None  # met
-    assert receiver.take() is None  # met, and clears
 
 
 def test_payloads_go_both_ways_in_the_order_of_their_messages(
     ends: tuple[FakeClock, End, End],
 ) -> None:
     _, first, second = ends
-    announce(first, second)
-    assert first.take() is None  # clear, and posts
-    assert second.take() is None  # posting: the receive is posted
-    message = second.take()
-    assert message is not None
-    assert message.body == Warm()
-    assert holds(message, PAYLOAD)
-    second.link.send(Message(Heartbeat(), PAYLOAD[::-1].copy()))
+    meet(first, second)
     second.link.send(Message(Heartbeat()))
-    assert first.take() is None
     bare = first.take()
     assert bare is not None
     assert bare.payload is None
-    assert second.take() is None
-    assert first.take() is None
-    back = first.take()
-    assert back is not None
-    assert holds(back, PAYLOAD[::-1])
+    second.link.send(Message(Heartbeat(), PAYLOAD[::-1].copy()))
+    second.link.send(Message(Heartbeat(), PAYLOAD))
+    came: list[Message] = []
+    while len(came) < 2:
+        if (message := first.take()) is not None:
+            came.append(message)
+    assert holds(came[0], PAYLOAD[::-1])
+    assert holds(came[1], PAYLOAD)
 
 
 def test_a_send_that_nobody_receives_is_overdue_and_can_be_aborted(
     ends: tuple[FakeClock, End, End],
 ) -> None:
     clock, sender, receiver = ends
-    announce(sender, receiver)
-    sender.take()  # clear: the send is posted
-    posting = receiver.events.get(timeout=20)  # and this word is lost
-    assert isinstance(posting, Arrived)
-    assert posting.message.body == Posting(0)
+    meet(sender, receiver)
+    sender.link.send(Message(Warm(), PAYLOAD))
+    word = receiver.events.get(timeout=20)  # and this is lost
+    assert isinstance(word, Arrived)
+    assert word.message.announced == Announced(1, len(PAYLOAD))
     sender.link.check(clock.now_s())
     clock.advance(10.5)
     with pytest.raises(TransferTimeoutError, match="a process group was busy for more than 10"):
@@ -138,8 +132,8 @@ def test_a_send_that_nobody_receives_is_overdue_and_can_be_aborted(
 
 def test_a_receive_whose_sender_closes_ends_by_name(ends: tuple[FakeClock, End, End]) -> None:
     _, sender, receiver = ends
-    announce(sender, receiver)
-    receiver.hear(Posting(0))  # forged: nothing is being sent
+    meet(sender, receiver)
+    receiver.hear(Warm(), Announced(1, 5))  # forged: nothing is being sent
     sender.link.close()
     while not isinstance(event := receiver.events.get(timeout=20), Closed):
         pass
@@ -149,19 +143,27 @@ def test_a_receive_whose_sender_closes_ends_by_name(ends: tuple[FakeClock, End, 
 @pytest.mark.parametrize(
     ("body", "announced", "problem"),
     [
-        (Clear(0), None, "parcel 0 is not one"),
-        (Posting(0), None, "parcel 0 is not one"),
-        (PairOffer("127.0.0.1", 1), None, "the wrong side"),
-        (Warm(), Announced(0, 0), "parcel 0 of 0 bytes"),
-        (Warm(), Announced(0, MAX_PARCEL_BYTES + 1), "parcel 0 of"),
+        (Warm(), Announced(1, 0), "parcel 1 of 0 bytes"),
+        (Warm(), Announced(1, MAX_PARCEL_BYTES + 1), "parcel 1 of"),
     ],
 )
 def test_words_out_of_order_end_the_link(
     ends: tuple[FakeClock, End, End], body: Body, announced: Announced | None, problem: str
 ) -> None:
-    _, _, accepted = ends
+    _, sender, receiver = ends
+    meet(sender, receiver)
     with pytest.raises(LinkDownError, match=problem):
-        accepted.hear(body, announced)
+        receiver.hear(body, announced)
+
+
+def test_a_payload_before_the_group_is_offered_ends_the_link(
+    ends: tuple[FakeClock, End, End],
+) -> None:
+    _, sender, receiver = ends
+    with pytest.raises(LinkDownError, match="before the process group is made"):
+        receiver.hear(Warm(), Announced(0, 5))
+    with pytest.raises(LinkDownError, match="the wrong side"):
+        sender.hear(PairOffer("127.0.0.1", 1))
 
 
 def test_a_payload_inside_a_message_has_no_place_there(ends: tuple[FakeClock, End, End]) -> None:
@@ -173,13 +175,23 @@ def test_a_payload_inside_a_message_has_no_place_there(ends: tuple[FakeClock, En
 
 def test_a_parcel_is_announced_once(ends: tuple[FakeClock, End, End]) -> None:
     _, sender, receiver = ends
-    announce(sender, receiver)
-    with pytest.raises(LinkDownError, match="parcel 0 of 5 bytes"):
-        receiver.hear(Warm(), Announced(0, 5))
+    meet(sender, receiver)
+    receiver.hear(Warm(), Announced(1, 5))
+    with pytest.raises(LinkDownError, match="parcel 1 of 5 bytes"):
+        receiver.hear(Warm(), Announced(1, 5))
 
 
-def test_the_dialled_side_is_offered_one_meeting(ends: tuple[FakeClock, End, End]) -> None:
+def test_no_more_is_announced_than_there_is_room_for(ends: tuple[FakeClock, End, End]) -> None:
     _, sender, receiver = ends
-    announce(sender, receiver)
+    meet(sender, receiver)
+    for parcel in range(1, MAX_PARCELS + 1):
+        receiver.hear(Warm(), Announced(parcel, 5))
+    with pytest.raises(LinkDownError, match="parcel 99 of 5 bytes"):
+        receiver.hear(Warm(), Announced(99, 5))
+
+
+def test_one_meeting_is_offered(ends: tuple[FakeClock, End, End]) -> None:
+    _, sender, receiver = ends
+    meet(sender, receiver)
     with pytest.raises(LinkDownError, match="the wrong side"):
-        sender.hear(PairOffer("127.0.0.1", 1))
+        receiver.hear(PairOffer("127.0.0.1", 1))

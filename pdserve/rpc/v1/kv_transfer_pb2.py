@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from pdserve.rpc.v1 import session_pb2 as pdserve_dot_v1_dot_session__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cpdserve/v1/kv_transfer.proto\x12\npdserve.v1\x1a\x18pdserve/v1/session.proto\"\x89\r\n\x0bLinkMessage\x12.\n\x05hello\x18\x01 \x01(\x0b\x32\x1d.pdserve.v1.LinkMessage.HelloH\x00\x12\x32\n\x07refused\x18\x02 \x01(\x0b\x32\x1f.pdserve.v1.LinkMessage.RefusedH\x00\x12,\n\x04warm\x18\x03 \x01(\x0b\x32\x1c.pdserve.v1.LinkMessage.WarmH\x00\x12.\n\x05\x66rame\x18\x04 \x01(\x0b\x32\x1d.pdserve.v1.LinkMessage.FrameH\x00\x12\x36\n\tdelivered\x18\x05 \x01(\x0b\x32!.pdserve.v1.LinkMessage.DeliveredH\x00\x12\x34\n\x08rejected\x18\x06 \x01(\x0b\x32 .pdserve.v1.LinkMessage.RejectedH\x00\x12\x36\n\theartbeat\x18\x07 \x01(\x0b\x32!.pdserve.v1.LinkMessage.HeartbeatH\x00\x12\x37\n\npair_offer\x18\x08 \x01(\x0b\x32!.pdserve.v1.LinkMessage.PairOfferH\x00\x12.\n\x05\x63lear\x18\t \x01(\x0b\x32\x1d.pdserve.v1.LinkMessage.ClearH\x00\x12\x32\n\x07posting\x18\n \x01(\x0b\x32\x1f.pdserve.v1.LinkMessage.PostingH\x00\x12\x39\n\x0b\x63\x61\x63he_offer\x18\x0b \x01(\x0b\x32\".pdserve.v1.LinkMessage.CacheOfferH\x00\x12*\n\x04lent\x18\r \x01(\x0b\x32\x1c.pdserve.v1.LinkMessage.Lent\x12\x34\n\tannounced\x18\x0e \x01(\x0b\x32!.pdserve.v1.LinkMessage.Announced\x12\x0f\n\x07payload\x18\x0f \x01(\x0c\x1ay\n\x06Layout\x12\x12\n\nnum_layers\x18\x01 \x01(\r\x12\x14\n\x0cnum_kv_heads\x18\x02 \x01(\r\x12\x11\n\thead_size\x18\x03 \x01(\r\x12\x12\n\nblock_size\x18\x04 \x01(\r\x12\r\n\x05\x64type\x18\x05 \x01(\t\x12\x0f\n\x07tp_size\x18\x06 \x01(\r\x1az\n\x05Hello\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\x0f\n\x07peer_id\x18\x02 \x01(\t\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12.\n\x06layout\x18\x04 \x01(\x0b\x32\x1e.pdserve.v1.LinkMessage.Layout\x12\x11\n\ttransport\x18\x05 \x01(\t\x1a(\n\x07Refused\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x1a\x06\n\x04Warm\x1a\xb1\x01\n\x05\x46rame\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x12\'\n\x07handoff\x18\x02 \x01(\x0b\x32\x16.pdserve.v1.HandoffKey\x12\x13\n\x0b\x66irst_piece\x18\x03 \x01(\r\x12\x12\n\nnum_pieces\x18\x04 \x01(\r\x12\x12\n\nfirst_head\x18\x05 \x01(\r\x12\x11\n\tnum_heads\x18\x06 \x01(\r\x12\x15\n\x08\x63hecksum\x18\x07 \x01(\x07H\x00\x88\x01\x01\x42\x0b\n\t_checksum\x1a\x18\n\tDelivered\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x1a\x36\n\x08Rejected\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x1a\x0b\n\tHeartbeat\x1a\'\n\tPairOffer\x12\x0c\n\x04host\x18\x01 \x01(\t\x12\x0c\n\x04port\x18\x02 \x01(\r\x1a\x17\n\x05\x43lear\x12\x0e\n\x06parcel\x18\x01 \x01(\x04\x1a\x19\n\x07Posting\x12\x0e\n\x06parcel\x18\x01 \x01(\x04\x1a\xa1\x01\n\nCacheOffer\x12\x0e\n\x06memory\x18\x01 \x01(\x0c\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x12\n\nnum_blocks\x18\x03 \x01(\r\x12\x11\n\tnum_heads\x18\x04 \x01(\r\x12\x12\n\nblock_size\x18\x05 \x01(\r\x12\x1a\n\x12\x62lock_stride_bytes\x18\x06 \x01(\x04\x12\x0e\n\x06leases\x18\x07 \x01(\t\x12\x0c\n\x04line\x18\x08 \x01(\t\x1aR\n\x04Lent\x12\x0e\n\x06\x62locks\x18\x01 \x03(\r\x12\x13\n\x0b\x66irst_piece\x18\x02 \x01(\r\x12\x12\n\nfirst_head\x18\x03 \x01(\r\x12\x11\n\tnum_bytes\x18\x04 \x01(\x04\x1a.\n\tAnnounced\x12\x0e\n\x06parcel\x18\x01 \x01(\x04\x12\x11\n\tnum_bytes\x18\x02 \x01(\x04\x42\x06\n\x04\x62ody2J\n\nKvTransfer\x12<\n\x04Link\x12\x17.pdserve.v1.LinkMessage\x1a\x17.pdserve.v1.LinkMessage(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cpdserve/v1/kv_transfer.proto\x12\npdserve.v1\x1a\x18pdserve/v1/session.proto\"\xfd\x0b\n\x0bLinkMessage\x12.\n\x05hello\x18\x01 \x01(\x0b\x32\x1d.pdserve.v1.LinkMessage.HelloH\x00\x12\x32\n\x07refused\x18\x02 \x01(\x0b\x32\x1f.pdserve.v1.LinkMessage.RefusedH\x00\x12,\n\x04warm\x18\x03 \x01(\x0b\x32\x1c.pdserve.v1.LinkMessage.WarmH\x00\x12.\n\x05\x66rame\x18\x04 \x01(\x0b\x32\x1d.pdserve.v1.LinkMessage.FrameH\x00\x12\x36\n\tdelivered\x18\x05 \x01(\x0b\x32!.pdserve.v1.LinkMessage.DeliveredH\x00\x12\x34\n\x08rejected\x18\x06 \x01(\x0b\x32 .pdserve.v1.LinkMessage.RejectedH\x00\x12\x36\n\theartbeat\x18\x07 \x01(\x0b\x32!.pdserve.v1.LinkMessage.HeartbeatH\x00\x12\x37\n\npair_offer\x18\x08 \x01(\x0b\x32!.pdserve.v1.LinkMessage.PairOfferH\x00\x12\x39\n\x0b\x63\x61\x63he_offer\x18\x0b \x01(\x0b\x32\".pdserve.v1.LinkMessage.CacheOfferH\x00\x12*\n\x04lent\x18\r \x01(\x0b\x32\x1c.pdserve.v1.LinkMessage.Lent\x12\x34\n\tannounced\x18\x0e \x01(\x0b\x32!.pdserve.v1.LinkMessage.Announced\x12\x0f\n\x07payload\x18\x0f \x01(\x0c\x1ay\n\x06Layout\x12\x12\n\nnum_layers\x18\x01 \x01(\r\x12\x14\n\x0cnum_kv_heads\x18\x02 \x01(\r\x12\x11\n\thead_size\x18\x03 \x01(\r\x12\x12\n\nblock_size\x18\x04 \x01(\r\x12\r\n\x05\x64type\x18\x05 \x01(\t\x12\x0f\n\x07tp_size\x18\x06 \x01(\r\x1az\n\x05Hello\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\x0f\n\x07peer_id\x18\x02 \x01(\t\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12.\n\x06layout\x18\x04 \x01(\x0b\x32\x1e.pdserve.v1.LinkMessage.Layout\x12\x11\n\ttransport\x18\x05 \x01(\t\x1a(\n\x07Refused\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x1a\x06\n\x04Warm\x1a\xb1\x01\n\x05\x46rame\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x12\'\n\x07handoff\x18\x02 \x01(\x0b\x32\x16.pdserve.v1.HandoffKey\x12\x13\n\x0b\x66irst_piece\x18\x03 \x01(\r\x12\x12\n\nnum_pieces\x18\x04 \x01(\r\x12\x12\n\nfirst_head\x18\x05 \x01(\r\x12\x11\n\tnum_heads\x18\x06 \x01(\r\x12\x15\n\x08\x63hecksum\x18\x07 \x01(\x07H\x00\x88\x01\x01\x42\x0b\n\t_checksum\x1a\x18\n\tDelivered\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x1a\x36\n\x08Rejected\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x1a\x0b\n\tHeartbeat\x1a\'\n\tPairOffer\x12\x0c\n\x04host\x18\x01 \x01(\t\x12\x0c\n\x04port\x18\x02 \x01(\r\x1a\xa1\x01\n\nCacheOffer\x12\x0e\n\x06memory\x18\x01 \x01(\x0c\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x12\n\nnum_blocks\x18\x03 \x01(\r\x12\x11\n\tnum_heads\x18\x04 \x01(\r\x12\x12\n\nblock_size\x18\x05 \x01(\r\x12\x1a\n\x12\x62lock_stride_bytes\x18\x06 \x01(\x04\x12\x0e\n\x06leases\x18\x07 \x01(\t\x12\x0c\n\x04line\x18\x08 \x01(\t\x1aR\n\x04Lent\x12\x0e\n\x06\x62locks\x18\x01 \x03(\r\x12\x13\n\x0b\x66irst_piece\x18\x02 \x01(\r\x12\x12\n\nfirst_head\x18\x03 \x01(\r\x12\x11\n\tnum_bytes\x18\x04 \x01(\x04\x1a.\n\tAnnounced\x12\x0e\n\x06parcel\x18\x01 \x01(\x04\x12\x11\n\tnum_bytes\x18\x02 \x01(\x04\x42\x06\n\x04\x62odyJ\x04\x08\t\x10\nJ\x04\x08\n\x10\x0b\x32J\n\nKvTransfer\x12<\n\x04Link\x12\x17.pdserve.v1.LinkMessage\x1a\x17.pdserve.v1.LinkMessage(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,35 +33,31 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'pdserve.rpc.v1.kv_transfer_
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_LINKMESSAGE']._serialized_start=71
-  _globals['_LINKMESSAGE']._serialized_end=1744
-  _globals['_LINKMESSAGE_LAYOUT']._serialized_start=777
-  _globals['_LINKMESSAGE_LAYOUT']._serialized_end=898
-  _globals['_LINKMESSAGE_HELLO']._serialized_start=900
-  _globals['_LINKMESSAGE_HELLO']._serialized_end=1022
-  _globals['_LINKMESSAGE_REFUSED']._serialized_start=1024
-  _globals['_LINKMESSAGE_REFUSED']._serialized_end=1064
-  _globals['_LINKMESSAGE_WARM']._serialized_start=1066
-  _globals['_LINKMESSAGE_WARM']._serialized_end=1072
-  _globals['_LINKMESSAGE_FRAME']._serialized_start=1075
-  _globals['_LINKMESSAGE_FRAME']._serialized_end=1252
-  _globals['_LINKMESSAGE_DELIVERED']._serialized_start=1254
-  _globals['_LINKMESSAGE_DELIVERED']._serialized_end=1278
-  _globals['_LINKMESSAGE_REJECTED']._serialized_start=1280
-  _globals['_LINKMESSAGE_REJECTED']._serialized_end=1334
-  _globals['_LINKMESSAGE_HEARTBEAT']._serialized_start=1336
-  _globals['_LINKMESSAGE_HEARTBEAT']._serialized_end=1347
-  _globals['_LINKMESSAGE_PAIROFFER']._serialized_start=1349
-  _globals['_LINKMESSAGE_PAIROFFER']._serialized_end=1388
-  _globals['_LINKMESSAGE_CLEAR']._serialized_start=1390
-  _globals['_LINKMESSAGE_CLEAR']._serialized_end=1413
-  _globals['_LINKMESSAGE_POSTING']._serialized_start=1415
-  _globals['_LINKMESSAGE_POSTING']._serialized_end=1440
-  _globals['_LINKMESSAGE_CACHEOFFER']._serialized_start=1443
-  _globals['_LINKMESSAGE_CACHEOFFER']._serialized_end=1604
-  _globals['_LINKMESSAGE_LENT']._serialized_start=1606
-  _globals['_LINKMESSAGE_LENT']._serialized_end=1688
-  _globals['_LINKMESSAGE_ANNOUNCED']._serialized_start=1690
-  _globals['_LINKMESSAGE_ANNOUNCED']._serialized_end=1736
-  _globals['_KVTRANSFER']._serialized_start=1746
-  _globals['_KVTRANSFER']._serialized_end=1820
+  _globals['_LINKMESSAGE']._serialized_end=1604
+  _globals['_LINKMESSAGE_LAYOUT']._serialized_start=677
+  _globals['_LINKMESSAGE_LAYOUT']._serialized_end=798
+  _globals['_LINKMESSAGE_HELLO']._serialized_start=800
+  _globals['_LINKMESSAGE_HELLO']._serialized_end=922
+  _globals['_LINKMESSAGE_REFUSED']._serialized_start=924
+  _globals['_LINKMESSAGE_REFUSED']._serialized_end=964
+  _globals['_LINKMESSAGE_WARM']._serialized_start=966
+  _globals['_LINKMESSAGE_WARM']._serialized_end=972
+  _globals['_LINKMESSAGE_FRAME']._serialized_start=975
+  _globals['_LINKMESSAGE_FRAME']._serialized_end=1152
+  _globals['_LINKMESSAGE_DELIVERED']._serialized_start=1154
+  _globals['_LINKMESSAGE_DELIVERED']._serialized_end=1178
+  _globals['_LINKMESSAGE_REJECTED']._serialized_start=1180
+  _globals['_LINKMESSAGE_REJECTED']._serialized_end=1234
+  _globals['_LINKMESSAGE_HEARTBEAT']._serialized_start=1236
+  _globals['_LINKMESSAGE_HEARTBEAT']._serialized_end=1247
+  _globals['_LINKMESSAGE_PAIROFFER']._serialized_start=1249
+  _globals['_LINKMESSAGE_PAIROFFER']._serialized_end=1288
+  _globals['_LINKMESSAGE_CACHEOFFER']._serialized_start=1291
+  _globals['_LINKMESSAGE_CACHEOFFER']._serialized_end=1452
+  _globals['_LINKMESSAGE_LENT']._serialized_start=1454
+  _globals['_LINKMESSAGE_LENT']._serialized_end=1536
+  _globals['_LINKMESSAGE_ANNOUNCED']._serialized_start=1538
+  _globals['_LINKMESSAGE_ANNOUNCED']._serialized_end=1584
+  _globals['_KVTRANSFER']._serialized_start=1606
+  _globals['_KVTRANSFER']._serialized_end=1680
 # @@protoc_insertion_point(module_scope)

@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class LinkMessage(_message.Message):
-    __slots__ = ("hello", "refused", "warm", "frame", "delivered", "rejected", "heartbeat", "pair_offer", "clear", "posting", "cache_offer", "lent", "announced", "payload")
+    __slots__ = ("hello", "refused", "warm", "frame", "delivered", "rejected", "heartbeat", "pair_offer", "cache_offer", "lent", "announced", "payload")
     class Layout(_message.Message):
         __slots__ = ("num_layers", "num_kv_heads", "head_size", "block_size", "dtype", "tp_size")
         NUM_LAYERS_FIELD_NUMBER: _ClassVar[int]
@@ -88,16 +88,6 @@ class LinkMessage(_message.Message):
         host: str
         port: int
         def __init__(self, host: _Optional[str] = ..., port: _Optional[int] = ...) -> None: ...
-    class Clear(_message.Message):
-        __slots__ = ("parcel",)
-        PARCEL_FIELD_NUMBER: _ClassVar[int]
-        parcel: int
-        def __init__(self, parcel: _Optional[int] = ...) -> None: ...
-    class Posting(_message.Message):
-        __slots__ = ("parcel",)
-        PARCEL_FIELD_NUMBER: _ClassVar[int]
-        parcel: int
-        def __init__(self, parcel: _Optional[int] = ...) -> None: ...
     class CacheOffer(_message.Message):
         __slots__ = ("memory", "offset", "num_blocks", "num_heads", "block_size", "block_stride_bytes", "leases", "line")
         MEMORY_FIELD_NUMBER: _ClassVar[int]
@@ -143,8 +133,6 @@ class LinkMessage(_message.Message):
     REJECTED_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     PAIR_OFFER_FIELD_NUMBER: _ClassVar[int]
-    CLEAR_FIELD_NUMBER: _ClassVar[int]
-    POSTING_FIELD_NUMBER: _ClassVar[int]
     CACHE_OFFER_FIELD_NUMBER: _ClassVar[int]
     LENT_FIELD_NUMBER: _ClassVar[int]
     ANNOUNCED_FIELD_NUMBER: _ClassVar[int]
@@ -157,10 +145,8 @@ class LinkMessage(_message.Message):
     rejected: LinkMessage.Rejected
     heartbeat: LinkMessage.Heartbeat
     pair_offer: LinkMessage.PairOffer
-    clear: LinkMessage.Clear
-    posting: LinkMessage.Posting
     cache_offer: LinkMessage.CacheOffer
     lent: LinkMessage.Lent
     announced: LinkMessage.Announced
     payload: bytes
-    def __init__(self, hello: _Optional[_Union[LinkMessage.Hello, _Mapping]] = ..., refused: _Optional[_Union[LinkMessage.Refused, _Mapping]] = ..., warm: _Optional[_Union[LinkMessage.Warm, _Mapping]] = ..., frame: _Optional[_Union[LinkMessage.Frame, _Mapping]] = ..., delivered: _Optional[_Union[LinkMessage.Delivered, _Mapping]] = ..., rejected: _Optional[_Union[LinkMessage.Rejected, _Mapping]] = ..., heartbeat: _Optional[_Union[LinkMessage.Heartbeat, _Mapping]] = ..., pair_offer: _Optional[_Union[LinkMessage.PairOffer, _Mapping]] = ..., clear: _Optional[_Union[LinkMessage.Clear, _Mapping]] = ..., posting: _Optional[_Union[LinkMessage.Posting, _Mapping]] = ..., cache_offer: _Optional[_Union[LinkMessage.CacheOffer, _Mapping]] = ..., lent: _Optional[_Union[LinkMessage.Lent, _Mapping]] = ..., announced: _Optional[_Union[LinkMessage.Announced, _Mapping]] = ..., payload: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, hello: _Optional[_Union[LinkMessage.Hello, _Mapping]] = ..., refused: _Optional[_Union[LinkMessage.Refused, _Mapping]] = ..., warm: _Optional[_Union[LinkMessage.Warm, _Mapping]] = ..., frame: _Optional[_Union[LinkMessage.Frame, _Mapping]] = ..., delivered: _Optional[_Union[LinkMessage.Delivered, _Mapping]] = ..., rejected: _Optional[_Union[LinkMessage.Rejected, _Mapping]] = ..., heartbeat: _Optional[_Union[LinkMessage.Heartbeat, _Mapping]] = ..., pair_offer: _Optional[_Union[LinkMessage.PairOffer, _Mapping]] = ..., cache_offer: _Optional[_Union[LinkMessage.CacheOffer, _Mapping]] = ..., lent: _Optional[_Union[LinkMessage.Lent, _Mapping]] = ..., announced: _Optional[_Union[LinkMessage.Announced, _Mapping]] = ..., payload: _Optional[bytes] = ...) -> None: ...
