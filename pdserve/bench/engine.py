@@ -1,5 +1,5 @@
-"""``pdserve bench engine``: latency of prompts by length and of decode steps by batch size, one
-rank.
+"""``pdserve bench engine``: latency of prompts by length and of decode steps by batch size, on one
+rank or, with ``--tensor-parallel-size``, on the ranks of one group.
 
 Measures the model runner alone: no scheduler, no server. With ``--against transformers`` the same
 work is done by Hugging Face ``generate`` in the same process, in turn, so that a busy machine slows
@@ -18,19 +18,23 @@ import random
 import statistics
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, replace
 from functools import partial
+from io import StringIO
 from pathlib import Path
 
 import torch
 
 from pdserve.bench.arguments import whole_number, whole_numbers
 from pdserve.bench.engine_gpu import MemoryUse, MemoryWatch, gap_ms
+from pdserve.bench.engine_ranks import rank_device, run_ranks
 from pdserve.bench.engine_reference import Transformers
 from pdserve.bench.engine_runner import Runner
 from pdserve.core.errors import ConfigError
 from pdserve.core.model_spec import ModelSpec, read_model_spec
 from pdserve.engine.engine_config import DTYPES, LOAD_FORMATS, EngineConfig
+from pdserve.engine.parallel import SoloGroup, TpGroup
 from pdserve.models.fetch import locate
 
 DECODE_PROMPT_LEN = 128
@@ -114,6 +118,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", default="float32", choices=sorted(DTYPES))
     parser.add_argument("--kv-dtype", choices=sorted(DTYPES), help="default: that of the model")
     parser.add_argument("--device", type=_device, default="cpu", help="cpu, cuda:0, …")
+    parser.add_argument(
+        "--tensor-parallel-size", type=whole_number, default=1, help="on GPUs from --device on"
+    )
     parser.add_argument("--threads", type=whole_number, help="CPU threads; default: all cores")
     parser.add_argument("--load-format", default="auto", choices=LOAD_FORMATS)
     parser.add_argument("--attention-backend", default="auto")
@@ -141,11 +148,31 @@ def run(args: argparse.Namespace) -> int:
     ConfigError for a device or a length that cannot be.
     """
     directory = locate(args.model)
+    _check(args, read_model_spec(directory))
+    size = args.tensor_parallel_size
+    if size > 1:
+        work = partial(_one_of_ranks, args, directory)
+        return run_ranks(work, size=size, device=torch.device(args.device))
+    _measure_all(args, directory, SoloGroup())
+    return 0
+
+
+def _one_of_ranks(args: argparse.Namespace, directory: Path, group: TpGroup) -> None:
+    """All ranks do the same; the first one prints it."""
+    is_first = group.rank == 0
+    with (
+        nullcontext() if is_first else redirect_stdout(StringIO()),
+        nullcontext() if is_first else redirect_stderr(StringIO()),
+    ):
+        _measure_all(args, directory, group)
+
+
+def _measure_all(args: argparse.Namespace, directory: Path, group: TpGroup) -> None:
     spec = read_model_spec(directory)
-    _check(args, spec)
+    config = _config(args, directory, spec, group)
     on_gpu = torch.device(args.device).type == "cuda"
-    memory = MemoryWatch(torch.device(args.device)) if on_gpu else None
-    ours = _started(_config(args, directory, spec), args.in_flight, memory)
+    memory = MemoryWatch(torch.device(config.device)) if on_gpu else None
+    ours = _started(config, group, args.in_flight, memory)
     reference = None
     if args.against:
         reference = Transformers(directory, dtype=DTYPES[args.dtype], device=args.device)
@@ -166,7 +193,6 @@ def run(args: argparse.Namespace) -> int:
         print(use.row(), file=rows, flush=True)
     if args.json:
         sys.stdout.write(_as_json(results, use) + "\n")
-    return 0
 
 
 def _as_json(results: list[dict[str, object]], memory: MemoryUse | None) -> str:
@@ -176,8 +202,10 @@ def _as_json(results: list[dict[str, object]], memory: MemoryUse | None) -> str:
     return json.dumps(record)
 
 
-def _started(config: EngineConfig, in_flight: int, memory: MemoryWatch | None) -> Runner:
-    runner = Runner(config, in_flight=in_flight)
+def _started(
+    config: EngineConfig, group: TpGroup, in_flight: int, memory: MemoryWatch | None
+) -> Runner:
+    runner = Runner(config, group, in_flight=in_flight)
     if memory is not None:
         memory.made()
     runner.warm_up()
@@ -211,6 +239,11 @@ def _figure(ms: float | None, digits: int) -> str:
 def _check(args: argparse.Namespace, spec: ModelSpec) -> None:
     if torch.device(args.device).type == "cuda" and not torch.cuda.is_available():
         raise ConfigError(f"--device: {args.device!r}, but torch finds no CUDA device here")
+    if args.tensor_parallel_size > 1 and args.against:
+        raise ConfigError(
+            f"--tensor-parallel-size: {args.tensor_parallel_size} with --against; transformers "
+            "runs beside one rank only"
+        )
     decode_len = args.decode_prompt_len + args.decode_tokens
     lengths = [("--prefill-lens", size + 1) for size in args.prefill_lens]
     if args.decode_batches:
@@ -279,7 +312,9 @@ def _prompts(spec: ModelSpec, count: int, length: int) -> list[list[int]]:
     return [[draw.randrange(spec.vocab_size) for _ in range(length)] for _ in range(count)]
 
 
-def _config(args: argparse.Namespace, directory: Path, spec: ModelSpec) -> EngineConfig:
+def _config(
+    args: argparse.Namespace, directory: Path, spec: ModelSpec, group: TpGroup
+) -> EngineConfig:
     decode_len = args.decode_prompt_len + args.decode_tokens
     longest = max((*args.prefill_lens, decode_len)) + 1
     widest = max((*args.decode_batches, 1))
@@ -292,10 +327,10 @@ def _config(args: argparse.Namespace, directory: Path, spec: ModelSpec) -> Engin
         model_dir=directory,
         spec=spec,
         load_format=args.load_format,
-        device=args.device,
+        device=str(rank_device(torch.device(args.device), group.rank)),
         dtype=args.dtype,
-        tp_size=1,
-        tp_rank=0,
+        tp_size=group.size,
+        tp_rank=group.rank,
         block_size=BLOCK_SIZE,
         kv_dtype=args.kv_dtype or args.dtype,
         kv_cache_bytes=0,

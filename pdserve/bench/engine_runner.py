@@ -9,7 +9,7 @@ from pdserve.core.kv_layout import BlockId
 from pdserve.core.request import SamplingParams
 from pdserve.engine.batch import Batch, Carried, Chunk, Joined, Slot
 from pdserve.engine.engine_config import EngineConfig
-from pdserve.engine.parallel import SoloGroup
+from pdserve.engine.parallel import TpGroup
 from pdserve.engine.pending_step import PendingStep
 from pdserve.engine.runner import ModelRunner
 
@@ -21,8 +21,8 @@ Part = tuple[Slot, int, tuple[int, ...]]  # of a prompt: from where, which token
 class Runner:
     """One rank. Prompts have a slot and blocks each, by their number."""
 
-    def __init__(self, config: EngineConfig, *, in_flight: int) -> None:
-        self._runner = ModelRunner(config, SoloGroup())
+    def __init__(self, config: EngineConfig, group: TpGroup, *, in_flight: int) -> None:
+        self._runner = ModelRunner(config, group)
         self._in_flight = in_flight
         self._step = 0
 

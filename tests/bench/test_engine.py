@@ -57,6 +57,29 @@ def test_alone_it_prints_a_table_and_no_ratio(
     assert all(len(columns.split()) == 3 for columns in rows)
 
 
+def test_ranks_of_a_group_are_measured_together(directory: Path) -> None:
+    command = [sys.executable, "-m", "pdserve.bench.engine", "--model", str(directory), *SMALL]
+    together = ["--tensor-parallel-size", "2", "--json"]
+    done = subprocess.run([*command, *together], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    sizes = [(r["what"], r["ms"] > 0) for r in json.loads(done.stdout)["results"]]
+    assert sizes == [("prefill", True), ("prefill", True), ("decode", True)]
+
+
+def test_a_rank_that_fails_ends_the_others(directory: Path) -> None:
+    command = [sys.executable, "-m", "pdserve.bench.engine", "--model", str(directory), *SMALL]
+    impossible = ["--tensor-parallel-size", "3"]  # heads that three ranks cannot share
+    done = subprocess.run([*command, *impossible], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    assert "3 ranks cannot share" in done.stderr
+
+
+def test_transformers_are_not_measured_beside_a_group(directory: Path) -> None:
+    options = ["--tensor-parallel-size", "2", "--against", "transformers"]
+    with pytest.raises(ConfigError, match="--tensor-parallel-size"):
+        run(parsed("--model", str(directory), *SMALL, *options))
+
+
 def test_a_ratio_above_one_means_faster_than_the_reference() -> None:
     result = Measured(what="decode", size=8, ms=20.0, reference_ms=50.0)
     assert result.as_json() == {

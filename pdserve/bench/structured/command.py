@@ -26,6 +26,7 @@ from pdserve.bench.structured.costs import NUM_STEPS, PROMPT_LEN, GrammarCosts, 
 from pdserve.bench.structured.requests import Answer, FirstTokens, ask_all, first_tokens
 from pdserve.core.model_spec import ModelSpec, read_model_spec
 from pdserve.engine.engine_config import EngineConfig
+from pdserve.engine.parallel import SoloGroup
 from pdserve.models.fetch import locate
 
 SHOWN_PROBLEMS = 5
@@ -86,7 +87,7 @@ async def _ask(args: argparse.Namespace, server: Server) -> tuple[list[Answer], 
 def _costs(args: argparse.Namespace) -> GrammarCosts:
     directory = locate(args.model)
     spec = read_model_spec(directory)
-    runner = Runner(_config(directory, spec, args.threads), in_flight=1)
+    runner = Runner(_config(directory, spec, args.threads), SoloGroup(), in_flight=1)
     runner.warm_up()
     return measure(directory, spec, runner, rounds=args.rounds, seed=args.seed)
 
