@@ -1,8 +1,9 @@
 """``pdserve bench transfer``: how fast KV goes from a node to another, by size.
 
 Two processes of this host, with a cache and a KV endpoint for each rank of their nodes, and
-nothing else; each row is a prompt's KV, from the word that it is computed to the sender's word that
-it is in the receiver's blocks, whatever the transport does in between. Blocks lie in random order.
+nothing else; each row is a prompt's KV, from the word that it is computed to the receiver's word
+that it is in its blocks, and to the sender's that it knows, whatever the transport does in between.
+Blocks lie in random order.
 Between two GPUs the rows are compared with one large copy between them. Without GPUs, use a small
 shape: ``--transport grpc --device cpu --layers 4 --kv-heads 2``.
 """
@@ -30,12 +31,13 @@ ROOM = 1.25  # blocks of a cache for each of the largest prompt, so that their o
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One size. ``of_link``: the share of what one large copy reaches."""
+    """One size: until the KV is there, in medians; ``of_link``: the share of one large copy's."""
 
     tokens: int
     mib: float
-    ms: float  # median
+    ms: float
     ms_p90: float
+    acknowledged_ms: float
     gb_per_s: float
     of_link: float | None
     is_same: bool | None  # None: heads have replicas, the sums differ
@@ -88,14 +90,16 @@ def run(args: argparse.Namespace) -> int:
     return 1 if any(row.is_same is False for row in rows) else 0
 
 
-HEADER = f"{'tokens':>8}{'MiB':>10}{'ms':>10}{'p90':>10}{'GB/s':>8}{'of link':>9}  bytes"
+HEADER = (
+    f"{'tokens':>8}{'MiB':>10}{'ms':>10}{'p90':>10}{'known':>10}{'GB/s':>8}{'of link':>9}  bytes"
+)
 
 
 def _measure(
     pair: Pair, num_tokens: int, rounds: int, ceiling: float | None, comparable: bool
 ) -> Row:
-    moved = [pair.seconds(num_tokens) for _ in range(WARM_ROUNDS + rounds)][WARM_ROUNDS:]
-    times_s, num_bytes = sorted(time_s for time_s, _ in moved), moved[0][1]
+    moved = [pair.move(num_tokens) for _ in range(WARM_ROUNDS + rounds)][WARM_ROUNDS:]
+    times_s, num_bytes = sorted(one.there_s for one in moved), moved[0].num_bytes
     median_s = statistics.median(times_s)
     bytes_per_s = num_bytes / median_s
     return Row(
@@ -103,6 +107,7 @@ def _measure(
         mib=round(num_bytes / (1 << 20), 3),
         ms=round(median_s * 1e3, 3),
         ms_p90=round(times_s[int(0.9 * len(times_s))] * 1e3, 3),
+        acknowledged_ms=round(statistics.median(one.acknowledged_s for one in moved) * 1e3, 3),
         gb_per_s=round(bytes_per_s / 1e9, 2),
         of_link=None if ceiling is None else round(bytes_per_s / ceiling, 3),
         is_same=pair.is_same(num_tokens) if comparable else None,
@@ -114,7 +119,7 @@ def _line(row: Row) -> str:
     state = {True: "the same", False: "DIFFERENT", None: "not compared"}[row.is_same]
     return (
         f"{row.tokens:>8}{row.mib:>10.2f}{row.ms:>10.3f}{row.ms_p90:>10.3f}"
-        f"{row.gb_per_s:>8.1f}{of_link:>9}  {state}"
+        f"{row.acknowledged_ms:>10.3f}{row.gb_per_s:>8.1f}{of_link:>9}  {state}"
     )
 
 

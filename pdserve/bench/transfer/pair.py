@@ -3,12 +3,13 @@
 here, the sender                                the other process, the receiver
   what is expected ── pipe ──> ExpectHandoff
   PushTokens ════════════ KV ═══════════> HandoffReceived
-  HandoffSent: the time ends
+  HandoffSent    <── pipe ── when that was
 """
 
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 
@@ -30,6 +31,15 @@ START_TIMEOUT_S = 120.0
 END_TIMEOUT_S = 10.0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moved:
+    """One prompt's KV. Times from the push on, by the clock that all processes of a host share."""
+
+    there_s: float  # until all ranks of the receiver say that it may be read
+    acknowledged_s: float  # until all ranks of the sender know that
+    num_bytes: int
+
+
 class Pair:
     """The sender's node, and the pipe to the receiver's process."""
 
@@ -39,8 +49,8 @@ class Pair:
         self._pipe = pipe
         self._num_handoffs = 0
 
-    def seconds(self, num_tokens: int) -> tuple[float, int]:
-        """Move one prompt: from the push to the last rank's word that all was delivered; bytes."""
+    def move(self, num_tokens: int) -> Moved:
+        """Move one prompt."""
         self._num_handoffs += 1
         handoff = HandoffId(f"{num_tokens}-{self._num_handoffs}", 0, 0)
         self._pipe.send((handoff, num_tokens))
@@ -53,10 +63,17 @@ class Pair:
             blocks=self._node.table(num_tokens),
             last=True,
         )
-        start_s = time.perf_counter()
+        start_s = time.monotonic()
         self._node.tell(push)
         sent = self._node.wait(HandoffSent)
-        return time.perf_counter() - start_s, sum(event.num_bytes for event in sent)
+        sent_s = time.monotonic()
+        there_s = self._hear()
+        assert isinstance(there_s, float)
+        return Moved(
+            there_s=there_s - start_s,
+            acknowledged_s=sent_s - start_s,
+            num_bytes=sum(event.num_bytes for event in sent),
+        )
 
     def is_same(self, num_tokens: int) -> bool:
         """What came last of this length is what was sent."""
@@ -134,3 +151,4 @@ def _obey(
     )
     pipe.send("expected")
     node.wait(HandoffReceived)
+    pipe.send(time.monotonic())
