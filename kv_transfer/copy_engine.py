@@ -1,7 +1,7 @@
 """Many copies in one call, by a GPU's copy engines: its multiprocessors are left to the model.
 
-Through the driver's library: drivers from CUDA 12.8 on take a list of copies at once, older ones
-are called once for each. Addresses are numbers, of either of two GPUs that reach each other.
+Through the driver's library: drivers from CUDA 12.8 on take a list of copies at once; older ones,
+and those that do not for these memories, are called once for each. Addresses are numbers, of either of two GPUs that reach each other.
 """
 
 import ctypes
@@ -16,6 +16,7 @@ from pdserve.core.errors import InternalError
 Bytes = npt.NDArray[np.uint64]
 
 IN_STREAM_ORDER = 1  # CU_MEMCPY_SRC_ACCESS_ORDER_STREAM
+NOT_SUPPORTED = 801
 
 
 class _Location(ctypes.Structure):
@@ -42,16 +43,16 @@ def copy_all(targets: Bytes, sources: Bytes, sizes: Bytes, stream: torch.cuda.St
     first = ctypes.c_size_t(0)
     rest = len(sizes), attributes, first
     if hasattr(driver, "cuMemcpyBatchAsync_v2"):
-        _check(_batch(driver.cuMemcpyBatchAsync_v2, lists, rest, where))
+        status = _batch(driver.cuMemcpyBatchAsync_v2, lists, rest, where)
     elif hasattr(driver, "cuMemcpyBatchAsync"):
         failed = ctypes.byref(ctypes.c_size_t())
-        _check(_batch(driver.cuMemcpyBatchAsync, lists, rest, failed, where))
+        status = _batch(driver.cuMemcpyBatchAsync, lists, rest, failed, where)
     else:
-        for target, source, size in zip(
-            targets.tolist(), sources.tolist(), sizes.tolist(), strict=True
-        ):
-            copy = map(ctypes.c_uint64, (target, source, size))
-            _check(driver.cuMemcpyDtoDAsync_v2(*copy, where))
+        status = NOT_SUPPORTED
+    if not status:
+        return
+    for copy in zip(targets.tolist(), sources.tolist(), sizes.tolist(), strict=True):
+        _check(driver.cuMemcpyDtoDAsync_v2(*map(ctypes.c_uint64, copy), where))
 
 
 def _batch(

@@ -174,6 +174,7 @@ class DevicePieces:
         first = np.flatnonzero(begins)
         lengths = np.diff(first, append=len(begins)) * size
         with torch.cuda.stream(self._stream):
+            self._stream.query()  # makes the device's context this thread's
             copy_all(
                 _bytes(target.address, target.starts[first]),
                 _bytes(source.address, source.starts[first]),
