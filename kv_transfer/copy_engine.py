@@ -1,7 +1,8 @@
 """Many copies in one call, by a GPU's copy engines: its multiprocessors are left to the model.
 
 Through the driver's library: drivers from CUDA 12.8 on take a list of copies at once; older ones,
-and those that do not for these memories, are called once for each. Addresses are numbers, of either of two GPUs that reach each other.
+and those that do not for these memories, are called once for each. Addresses are numbers, of either
+of two GPUs that reach each other.
 """
 
 import ctypes
