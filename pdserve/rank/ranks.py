@@ -25,6 +25,13 @@ class Step(Protocol):
     @property
     def batch(self) -> Batch: ...
 
+    @property
+    def is_done(self) -> bool:
+        """True once ``output`` gives it, or raises, without waiting."""
+
+    def tell(self, news: asyncio.Event) -> None:
+        """Set ``news`` once it is done."""
+
     async def output(self) -> StepOutput:
         """What the step sampled. Raises RankError if it never will."""
 
@@ -134,6 +141,13 @@ class SubmittedStep:
     def __init__(self, batch: Batch, result: asyncio.Future[StepOutput]) -> None:
         self.batch = batch
         self._result = result
+
+    @property
+    def is_done(self) -> bool:
+        return self._result.done()
+
+    def tell(self, news: asyncio.Event) -> None:
+        self._result.add_done_callback(lambda _: news.set())
 
     async def output(self) -> StepOutput:
         # Shielded: a caller that is cancelled must not cancel what the ranks will answer.

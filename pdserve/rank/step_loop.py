@@ -34,21 +34,28 @@ async def run_steps(
 
     Yields None after planning and, after a result, when that step was submitted (seconds of
     ``clock``). The owner acts on the scheduler's events at each pause and sets ``arrivals``
-    whenever there may be something new to plan. ``meter`` is told what each step took, from the end
-    of the one before it unless the loop paused. ``trials`` are run while there is nothing to do.
-    Raises RankError when the ranks are lost.
+    whenever there may be something new to plan; that is done at once while fewer than ``depth``
+    steps fly. ``meter`` is told what each step took, from the end of the one before it unless the
+    loop paused. ``trials`` are run while there is nothing to do. Raises RankError when the ranks
+    are lost.
     """
     in_flight: deque[tuple[Step, float]] = deque()
     ended_s: float | None = None  # when the step before ended; None: the loop paused since
     while True:
         arrivals.clear()
         while len(in_flight) < depth and (batch := scheduler.next_batch()):
-            in_flight.append((ranks.submit(batch), clock.now_s()))
+            step = ranks.submit(batch)
+            step.tell(arrivals)
+            in_flight.append((step, clock.now_s()))
         yield None
         if not in_flight:
             await trials.rest(arrivals, ranks, has_worked=ended_s is not None)
             ended_s = None
             continue
+        if len(in_flight) < depth and not in_flight[0][0].is_done:
+            await arrivals.wait()
+            if not in_flight[0][0].is_done:
+                continue  # something came that may be planned behind what flies
         step, submitted_s = in_flight.popleft()
         output = await step.output()
         began_s, ended_s = submitted_s if ended_s is None else ended_s, clock.now_s()

@@ -1,0 +1,149 @@
+"""When the loop of a node plans, and what it waits for."""
+
+import asyncio
+from collections import deque
+from contextlib import aclosing
+
+import pytest
+
+from pdserve.engine.batch import Batch, StepOutput
+from pdserve.engine.ledger import Ledger
+from pdserve.rank.idle_trials import IdleTrials
+from pdserve.rank.ranks import Arrivals, Step
+from pdserve.rank.step_loop import run_steps
+from pdserve.rank.step_meter import StepMeter
+from pdserve.rank.trial_steps import TrialLimits
+from tests.fakes import FakeClock, fake_output
+
+TURNS = 10  # of the event loop, in which everything that can go on does
+
+
+class Planned:
+    """A scheduler that plans what it is given, one step after the other."""
+
+    def __init__(self) -> None:
+        self.waiting: deque[Batch] = deque()
+        self.applied: list[int] = []
+
+    def next_batch(self) -> Batch | None:
+        return self.waiting.popleft() if self.waiting else None
+
+    def apply(self, batch: Batch, output: StepOutput) -> None:
+        assert output == fake_output(batch)
+        self.applied.append(batch.step)
+
+
+class HeldRanks:
+    """Ranks whose outputs come when the test says so."""
+
+    def __init__(self) -> None:
+        self.arrivals = Arrivals(step_timeout_s=60.0)
+        self.in_flight: deque[Batch] = deque()
+
+    def submit(self, batch: Batch) -> Step:
+        self.in_flight.append(batch)
+        return self.arrivals.expect(batch)
+
+    def finish_one(self) -> None:
+        self.arrivals.output(fake_output(self.in_flight.popleft()))
+
+
+class Loop:
+    """A loop that runs, with its scheduler and its ranks. ``async with`` ends it."""
+
+    def __init__(self, depth: int) -> None:
+        self.scheduler = Planned()
+        self.ranks = HeldRanks()
+        self.num_pauses = 0
+        self._arrivals = asyncio.Event()
+        self._depth = depth
+
+    async def __aenter__(self) -> "Loop":
+        self._task = asyncio.create_task(self._run())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    async def bring(self, *batches: Batch) -> None:
+        """Something arrives: work, or nothing that could be planned."""
+        self.scheduler.waiting.extend(batches)
+        self._arrivals.set()
+        await self.settle()
+
+    async def finish_one(self) -> None:
+        self.ranks.finish_one()
+        await self.settle()
+
+    async def settle(self) -> None:
+        for _ in range(TURNS):
+            await asyncio.sleep(0)
+
+    async def _run(self) -> None:
+        clock, meter = FakeClock(), StepMeter()
+        ledger = Ledger(num_blocks=1, block_size=1, num_slots=1, enable_prefix_caching=False)
+        limits = TrialLimits(
+            chunk_len=1, max_len=1, max_num_seqs=1, max_num_batched_tokens=1, decodes=False
+        )
+        steps = run_steps(
+            self.scheduler,
+            self.ranks,
+            depth=self._depth,
+            arrivals=self._arrivals,
+            clock=clock,
+            meter=meter,
+            trials=IdleTrials(ledger=ledger, limits=limits, idle_s=None, meter=meter, clock=clock),
+        )
+        async with aclosing(steps):
+            async for _ in steps:
+                self.num_pauses += 1
+
+
+def batch(step: int) -> Batch:
+    return Batch(step=step, chunks=())
+
+
+@pytest.mark.parametrize(("depth", "num_in_flight"), [(1, 1), (2, 2), (3, 3)])
+async def test_what_arrives_while_steps_fly_is_planned_at_once_up_to_the_depth(
+    depth: int, num_in_flight: int
+) -> None:
+    async with Loop(depth) as loop:
+        for step in range(5):
+            await loop.bring(batch(step))
+        assert [b.step for b in loop.ranks.in_flight] == list(range(num_in_flight))
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+async def test_every_step_is_taken_in_its_order_however_things_arrive(depth: int) -> None:
+    async with Loop(depth) as loop:
+        await loop.bring(batch(0))
+        await loop.bring()
+        await loop.bring(batch(1), batch(2))
+        await loop.finish_one()
+        await loop.bring()
+        await loop.bring(batch(3))
+        while loop.ranks.in_flight:
+            await loop.finish_one()
+        assert loop.scheduler.applied == [0, 1, 2, 3]
+
+
+async def test_a_loop_that_waits_for_a_step_sleeps() -> None:
+    async with Loop(2) as loop:
+        await loop.bring(batch(0))
+        await loop.settle()
+        num_pauses = loop.num_pauses
+        await loop.settle()
+        assert loop.num_pauses == num_pauses
+        await loop.bring()
+        assert loop.num_pauses == num_pauses + 1
+
+
+async def test_steps_that_end_together_are_both_taken() -> None:
+    async with Loop(2) as loop:
+        await loop.bring(batch(0), batch(1))
+        loop.ranks.finish_one()
+        loop.ranks.finish_one()
+        await loop.bring(batch(2))
+        await loop.finish_one()
+        assert loop.scheduler.applied == [0, 1, 2]
