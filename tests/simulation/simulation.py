@@ -95,6 +95,7 @@ class Simulation:
             self._check_error(client)
         await self._until(self._is_whole, HEAL_S, "the cluster heals", stays_s=SETTLE_S)
         for prompt_len in PROBE_LENS:
+            await self._until(self._is_idle, IDLE_S, "everything is free")
             await self._probe(prompt_len)
         await self._until(self._is_idle, IDLE_S, "everything is free")
         self._check_idle()
