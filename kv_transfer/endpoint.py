@@ -2,6 +2,7 @@
 
     handle ──────> inbox ──> one thread: Sender, Receiver, one frame at a time ──> events
     wire's threads ──> inbox
+    lines ───────────> inbox
 
 One thread does all that reads or writes blocks or decides, so nothing here needs a lock and a rank
 has one KV operation at a time. Streams' threads only move messages. The outermost function is
@@ -9,10 +10,11 @@ has one KV operation at a time. Streams' threads only move messages. The outermo
 """
 
 import logging
+from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from threading import Lock, Thread
 
 import torch
@@ -30,6 +32,7 @@ from kv_transfer.commands import (
     PushTokens,
     TakeName,
 )
+from kv_transfer.inbox import Inbox, Sources
 from kv_transfer.local_rank import LocalRank
 from kv_transfer.pieces import open_pieces
 from kv_transfer.receiver import Receiver
@@ -54,7 +57,7 @@ class _Stop:
     """Ends the endpoint's thread."""
 
 
-Inbox = SimpleQueue[StreamEvent | KvCommand | _Stop]
+Item = StreamEvent | KvCommand | _Stop
 
 
 class KvEndpoint:
@@ -79,7 +82,9 @@ class KvEndpoint:
         pieces = open_pieces(kv, layout)
         clock = MonotonicClock()
         self.events: SimpleQueue[KvEvent] = SimpleQueue()
-        self._inbox: Inbox = SimpleQueue()
+        sources: Sources[StreamEvent] = Sources()
+        self._inbox: Inbox[Item] = Inbox(sources)  # type: ignore[arg-type]  # reads only
+        self._came: deque[Item] = deque()
         stream_events: StreamEvents = self._inbox  # type: ignore[assignment]  # puts only
         self._wire = open_wire(stream_events)
         self.address = self._wire.address
@@ -90,6 +95,7 @@ class KvEndpoint:
             timeout_s=config.timeout_s,
             kv=kv,
             turns=Turns(Lock(), Lock()),
+            sources=sources,
         )
         self._local = LocalRank(
             peer_id=peer_id,
@@ -124,6 +130,7 @@ class KvEndpoint:
         self._wire.close()
         for thread in list(self._links.threads):  # the other sides have noticed by now
             thread.join(LINK_THREAD_TIMEOUT_S)
+        self._inbox.close()
 
     def _run(self) -> None:
         while True:
@@ -141,19 +148,14 @@ class KvEndpoint:
 
         Copies are waited for when there is nothing else to do.
         """
-        is_busy = self._sender.send_next() or self._receiver.is_copying
+        is_busy = self._sender.send_next() or self._receiver.is_copying or self._came
         wait_s = 0.0 if is_busy else self._next_tick_s - self._clock.now_s()
-        try:
-            item = self._inbox.get(timeout=max(0.0, wait_s))
-            for _ in range(self._inbox.qsize()):
-                if not self._dispatch(item):
-                    return False
-                item = self._inbox.get_nowait()
-            if not self._dispatch(item):
+        self._came.extend(self._inbox.take(max(0.0, wait_s)))
+        if not self._came and self._receiver.is_copying:
+            self._receiver.finish_one()
+        while self._came:  # what an error leaves is taken in the next time
+            if not self._dispatch(self._came.popleft()):
                 return False
-        except Empty:
-            if self._receiver.is_copying:
-                self._receiver.finish_one()
         now_s = self._clock.now_s()
         if now_s >= self._next_tick_s:  # all that had come is taken in: nobody is late unheard
             self._next_tick_s = now_s + self._tick_s
@@ -161,7 +163,7 @@ class KvEndpoint:
             self._receiver.tend(now_s)
         return True
 
-    def _dispatch(self, item: StreamEvent | KvCommand | _Stop) -> bool:
+    def _dispatch(self, item: Item) -> bool:
         match item:
             case _Stop():
                 self._sender.close()

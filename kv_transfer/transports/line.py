@@ -4,20 +4,18 @@
       listens at a path, and tells it ─────────>    connects
       accepts, once the receiver has said so        both: a Line
 
-A message takes a tenth of what it takes over gRPC: who sends writes into the socket itself, and one
-thread of the other side waits for it. The stream beside it says when the other process is gone, and
-so does the line.
+A message takes a tenth of what it takes over gRPC: who sends writes into the socket itself, and the
+endpoint's thread of the other side waits for that. The stream beside it says when the other process
+is gone, and so does the line.
 """
 
 import os
 import socket
-from contextlib import suppress
 from pathlib import Path
-from threading import Thread
 
 from kv_transfer.messages import Message
 from kv_transfer.transports.codec import decode, encode
-from kv_transfer.transports.transport import Arrived, Closed, LinkSetting, Stream
+from kv_transfer.transports.transport import Arrived, Closed, LinkSetting, Stream, StreamEvent
 from pdserve.core.errors import LinkDownError
 
 MAX_MESSAGE_BYTES = 1 << 18  # more than a socket takes at once
@@ -41,7 +39,6 @@ class Listening:
             connection, _ = self._socket.accept()
         except OSError as error:
             raise LinkDownError(f"the receiver did not come to the line: {error}") from error
-        connection.setblocking(True)
         self.close()
         return Line(connection, stream, setting)
 
@@ -64,42 +61,49 @@ def connect(path: str, stream: Stream, setting: LinkSetting) -> "Line":
 
 
 class Line:
-    """One end of a connection. What comes goes into the endpoint's queue, as if by ``stream``."""
+    """One end of a connection, the endpoint's thread's. What comes is an event of ``stream``."""
 
     def __init__(self, connection: socket.socket, stream: Stream, setting: LinkSetting) -> None:
+        connection.setblocking(False)
         self._socket = connection
         self._stream = stream
         self._setting = setting
-        self._thread = Thread(target=self._read, name="kv-line", daemon=True)
-        setting.threads.add(self._thread)
-        self._thread.start()
+        self._is_open = True
+        setting.sources.watch(self)
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def read(self) -> list[StreamEvent]:
+        """The next message, or the end."""
+        try:
+            if raw := self._socket.recv(MAX_MESSAGE_BYTES):
+                return [Arrived(self._stream, decode(raw))]
+            error = LinkDownError("connection lost: the other process closed the line")
+        except BlockingIOError:
+            return []
+        except OSError as lost:
+            error = LinkDownError(f"connection lost: {lost}")
+        except LinkDownError as malformed:
+            error = malformed
+        self.close()
+        return [Closed(self._stream, error)]
 
     def send(self, message: Message) -> None:
         """Never waits: an end that lets its messages pile up is lost."""
         try:
-            self._socket.send(encode(message), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+            self._socket.send(encode(message), socket.MSG_NOSIGNAL)
         except BlockingIOError:
-            self._end(LinkDownError("the other process does not read its messages"))
-        except OSError as error:  # gone; the reader may know why
-            self._end(LinkDownError(f"connection lost: {error}"))
+            self._lose(LinkDownError("the other process does not read its messages"))
+        except OSError as error:
+            self._lose(LinkDownError(f"connection lost: {error}"))
 
     def close(self) -> None:
-        """Ends the reader too. May be called again."""
-        with suppress(OSError):  # the other side was first
-            self._socket.shutdown(socket.SHUT_RDWR)
+        """May be called again."""
+        if self._is_open:
+            self._is_open = False
+            self._setting.sources.forget(self)
+            self._socket.close()
 
-    def _read(self) -> None:
-        error = LinkDownError("connection lost: the other process closed the line")
-        try:
-            while raw := self._socket.recv(MAX_MESSAGE_BYTES):
-                self._setting.events.put(Arrived(self._stream, decode(raw)))
-        except LinkDownError as malformed:
-            error = malformed
-        except OSError as lost:
-            error = LinkDownError(f"connection lost: {lost}")
-        self._end(error)
-        self._socket.close()
-        self._setting.threads.discard(self._thread)
-
-    def _end(self, error: LinkDownError) -> None:
+    def _lose(self, error: LinkDownError) -> None:
         self._setting.events.put(Closed(self._stream, error))

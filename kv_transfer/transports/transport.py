@@ -16,6 +16,7 @@ from typing import Protocol
 
 import torch
 
+from kv_transfer.inbox import Sources
 from kv_transfer.messages import Message
 from pdserve.core.clock import Clock
 from pdserve.core.errors import TransferError
@@ -117,6 +118,7 @@ class LinkSetting:
     timeout_s: float
     kv: torch.Tensor  # the rank's cache
     turns: Turns
+    sources: Sources[StreamEvent] = field(default_factory=Sources)  # the endpoint's thread reads
     threads: set[Thread] = field(default_factory=set)  # that links have running, to be waited for
 
 

@@ -59,7 +59,7 @@ def stream() -> Stream:
 
 
 def closed(at: LinkSetting) -> str:
-    event = at.events.get(timeout=20)
+    (event,) = at.sources.read(20)
     assert isinstance(event, Closed)
     return str(event.error)
 
@@ -101,7 +101,9 @@ def test_an_end_that_does_not_read_is_given_up_and_nobody_waits_for_it(
     line: Line = listening.accept(stream(), here)
     while here.events.empty():
         line.send(Message(Heartbeat()))
-    assert "does not read its messages" in closed(here)
+    event = here.events.get()
+    assert isinstance(event, Closed)
+    assert "does not read its messages" in str(event.error)
     line.close()
     stopped.close()
 
