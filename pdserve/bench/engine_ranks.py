@@ -55,8 +55,10 @@ def _rank(work: Work, rank: int, size: int, device: torch.device, store: Path) -
         device=rank_device(device, rank),
         timeout_s=MEETING_S,
     )
-    work(group)
-    group.close()
+    try:
+        work(group)
+    finally:
+        group.close()
 
 
 def rank_device(device: torch.device, rank: int) -> torch.device:
