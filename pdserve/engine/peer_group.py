@@ -24,12 +24,12 @@ FLOATS = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tuning:
-    """How messages are cut. All ranks take the same."""
+    """How messages are cut. All ranks take the same. Measured on two H200s."""
 
     small_words: int = 1024  # of 4 bytes, that a program of a small sum sends
     small_programs: int = 128
-    small_bytes: int = 256 << 10  # larger sums go in pieces
-    piece_bytes: int = 16 << 10
+    small_bytes: int = 512 << 10  # larger sums go in pieces
+    piece_bytes: int = 32 << 10
     programs: int = 128  # at most one for each processor: a program waits for its peers
     slots: int = 4
     ahead: int = 1
@@ -94,7 +94,6 @@ class PeerTpGroup:
         return self._exchange("gather", out, x.contiguous(), out)
 
     def close(self) -> None:
-        del self._small, self._pieces, self._flags
         self._memory.close()
 
     def _sum_small(self, x: Tensor) -> Tensor:

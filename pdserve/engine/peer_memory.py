@@ -46,7 +46,7 @@ class PeerMemory:
         )
 
     def close(self) -> None:
-        """For a rank whose kernels that use it have ended."""
-        self.of_ranks = ()
-        del self._handle, self._own
+        """The memory itself goes with the process: a kernel that waits for a dead peer may use it
+        still, and to let it go would wait for that kernel.
+        """
         _C10D._unregister_process_group(self._name)
