@@ -180,17 +180,15 @@ class DevicePieces:
         begins[1:] = (np.diff(target.starts) != size) | (np.diff(source.starts) != size)
         first = np.flatnonzero(begins)
         lengths = np.diff(first, append=len(begins)) * size
-        lists = (
-            _bytes(target.address, target.starts[first]),
-            _bytes(source.address, source.starts[first]),
-            _bytes(0, lengths),
-        )
+        targets = _bytes(target.address, target.starts[first])
+        sources = _bytes(source.address, source.starts[first])
+        sizes = _bytes(0, lengths)
         with torch.cuda.stream(self._stream):
             self._stream.query()  # makes the device's context this thread's
             begin, count, streams = 0, FIRST_PART, (self._stream, self._beside)
             while begin < len(first):
                 part = slice(begin, begin + count)
-                copy_all(*(words[part] for words in lists), streams[0])
+                copy_all(targets[part], sources[part], sizes[part], streams[0])
                 begin, count, streams = part.stop, 2 * count, streams[::-1]
             if len(first) > FIRST_PART:
                 self._stream.wait_stream(self._beside)
