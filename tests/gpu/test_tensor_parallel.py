@@ -1,5 +1,6 @@
 """Two ranks on two GPUs compute what one computes, each on its own device."""
 
+import argparse
 import json
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from pdserve.bench.engine import add_arguments, run
 from tests.engine.families import reference_greedy, reference_logprobs
 from tests.gpu.tp_rank import NUM_TOKENS, PROMPTS
 
@@ -103,3 +105,17 @@ def test_bfloat16_ranks_are_near_one_rank_and_draw_the_same_dummy_weights(
         assert (found["logprobs"] - alone["logprobs"]).abs().max() < 0.15
     assert torch.equal(both[0]["logprobs"], both[1]["logprobs"])
     assert both[0]["tokens"] == both[1]["tokens"]
+
+
+def test_the_engines_bench_measures_ranks_together(
+    model_of: ModelOf, capfd: pytest.CaptureFixture[str]
+) -> None:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    options = ["--model", str(model_of("llama")), "--device", "cuda:0", "--dtype", "bfloat16"]
+    sizes = ["--prefill-lens", "20", "--decode-batches", "2", "--decode-prompt-len", "20"]
+    together = ["--tensor-parallel-size", "2", "--in-flight", "2", "--rounds", "1", "--json"]
+    assert run(parser.parse_args([*options, *sizes, *together])) == 0
+    prefill, decode = json.loads(capfd.readouterr().out)["results"]
+    assert prefill["ms"] > 0
+    assert decode["gap_ms"] > 0
