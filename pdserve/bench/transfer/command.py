@@ -2,8 +2,9 @@
 
 Two processes of this host, with a cache and a KV endpoint for each rank of their nodes, and
 nothing else; each row is a prompt's KV, from the word that it is computed to the receiver's word
-that it is in its blocks, and to the sender's that it knows, whatever the transport does in between.
-Blocks lie in random order.
+that it is in its blocks, and to the sender's that it knows, whatever the transport does in between;
+and then several prompts at once, for the rate that the transport keeps up. Blocks lie in random
+order.
 Between two GPUs the rows are compared with one large copy between them. Without GPUs, use a small
 shape: ``--transport grpc --device cpu --layers 4 --kv-heads 2``.
 """
@@ -26,12 +27,16 @@ from pdserve.core.kv_layout import DTYPE_BYTES, KvLayout
 
 TRANSPORTS = ("grpc", "gloo", "nccl", "cuda_ipc")
 WARM_ROUNDS = 2
+IN_A_ROW = 8  # prompts
 ROOM = 1.25  # blocks of a cache for each of the largest prompt, so that their order is random
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One size: until the KV is there, in medians; ``of_link``: the share of one large copy's."""
+    """One size: until the KV is there, in medians. ``of_link``: the share of one large copy's rate.
+
+    ``row_gb_per_s``: of ``IN_A_ROW`` prompts that are pushed at once.
+    """
 
     tokens: int
     mib: float
@@ -39,6 +44,7 @@ class Row:
     ms_p90: float
     acknowledged_ms: float
     gb_per_s: float
+    row_gb_per_s: float
     of_link: float | None
     is_same: bool | None  # None: heads have replicas, the sums differ
 
@@ -91,7 +97,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 HEADER = (
-    f"{'tokens':>8}{'MiB':>10}{'ms':>10}{'p90':>10}{'known':>10}{'GB/s':>8}{'of link':>9}  bytes"
+    f"{'tokens':>8}{'MiB':>10}{'ms':>10}{'p90':>10}{'known':>10}{'GB/s':>8}"
+    f"{f'x {IN_A_ROW}':>8}{'of link':>9}  bytes"
 )
 
 
@@ -101,6 +108,8 @@ def _measure(
     moved = [pair.move(num_tokens) for _ in range(WARM_ROUNDS + rounds)][WARM_ROUNDS:]
     times_s, num_bytes = sorted(one.there_s for one in moved), moved[0].num_bytes
     median_s = statistics.median(times_s)
+    rows = [pair.move(num_tokens, IN_A_ROW) for _ in range(WARM_ROUNDS + -(-rounds // IN_A_ROW))]
+    row_bytes_per_s = statistics.median(one.num_bytes / one.there_s for one in rows[WARM_ROUNDS:])
     bytes_per_s = num_bytes / median_s
     return Row(
         tokens=num_tokens,
@@ -109,7 +118,8 @@ def _measure(
         ms_p90=round(times_s[int(0.9 * len(times_s))] * 1e3, 3),
         acknowledged_ms=round(statistics.median(one.acknowledged_s for one in moved) * 1e3, 3),
         gb_per_s=round(bytes_per_s / 1e9, 2),
-        of_link=None if ceiling is None else round(bytes_per_s / ceiling, 3),
+        row_gb_per_s=round(row_bytes_per_s / 1e9, 2),
+        of_link=None if ceiling is None else round(row_bytes_per_s / ceiling, 3),
         is_same=pair.is_same(num_tokens) if comparable else None,
     )
 
@@ -119,7 +129,8 @@ def _line(row: Row) -> str:
     state = {True: "the same", False: "DIFFERENT", None: "not compared"}[row.is_same]
     return (
         f"{row.tokens:>8}{row.mib:>10.2f}{row.ms:>10.3f}{row.ms_p90:>10.3f}"
-        f"{row.acknowledged_ms:>10.3f}{row.gb_per_s:>8.1f}{of_link:>9}  {state}"
+        f"{row.acknowledged_ms:>10.3f}{row.gb_per_s:>8.1f}{row.row_gb_per_s:>8.1f}{of_link:>9}"
+        f"  {state}"
     )
 
 

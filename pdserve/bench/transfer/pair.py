@@ -33,7 +33,7 @@ END_TIMEOUT_S = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moved:
-    """One prompt's KV. Times from the push on, by the clock that all processes of a host share."""
+    """Prompts' KV. Times from the first push on, by the clock that a host's processes share."""
 
     there_s: float  # until all ranks of the receiver say that it may be read
     acknowledged_s: float  # until all ranks of the sender know that
@@ -49,23 +49,18 @@ class Pair:
         self._pipe = pipe
         self._num_handoffs = 0
 
-    def move(self, num_tokens: int) -> Moved:
-        """Move one prompt."""
-        self._num_handoffs += 1
-        handoff = HandoffId(f"{num_tokens}-{self._num_handoffs}", 0, 0)
-        self._pipe.send((handoff, num_tokens))
-        self._hear()  # it expects it
-        push = PushTokens(
-            handoff=handoff,
-            peer_id=self._receiver_id,
-            start=0,
-            stop=num_tokens,
-            blocks=self._node.table(num_tokens),
-            last=True,
-        )
+    def move(self, num_tokens: int, count: int = 1) -> Moved:
+        """Move so many prompts that are computed at once."""
+        numbers = range(self._num_handoffs, self._num_handoffs + count)
+        self._num_handoffs = numbers.stop
+        handoffs = tuple(HandoffId(f"{num_tokens}-{number}", 0, 0) for number in numbers)
+        self._pipe.send((handoffs, num_tokens))
+        self._hear()  # it expects them
+        pushes = [self._push(handoff, num_tokens) for handoff in handoffs]
         start_s = time.monotonic()
-        self._node.tell(push)
-        sent = self._node.wait(HandoffSent)
+        for push in pushes:
+            self._node.tell(push)
+        sent = [event for _ in pushes for event in self._node.wait(HandoffSent)]
         sent_s = time.monotonic()
         there_s = self._hear()
         assert isinstance(there_s, float)
@@ -77,9 +72,19 @@ class Pair:
 
     def is_same(self, num_tokens: int) -> bool:
         """What came last of this length is what was sent."""
-        self._pipe.send((None, num_tokens))
+        self._pipe.send(((), num_tokens))
         theirs = self._hear()
         return theirs == self._node.checksum(num_tokens)
+
+    def _push(self, handoff: HandoffId, num_tokens: int) -> PushTokens:
+        return PushTokens(
+            handoff=handoff,
+            peer_id=self._receiver_id,
+            start=0,
+            stop=num_tokens,
+            blocks=self._node.table(num_tokens),
+            last=True,
+        )
 
     def _hear(self) -> object:
         if not self._pipe.poll(START_TIMEOUT_S):
@@ -134,21 +139,24 @@ def _obey(
     node: TransferNode,
     sender_id: str,
     pipe: Connection,
-    handoff: HandoffId | None,
+    handoffs: tuple[HandoffId, ...],
     num_tokens: int,
 ) -> None:
-    if handoff is None:
+    """All of them go into the same blocks: they carry the same."""
+    if not handoffs:
         pipe.send(node.checksum(num_tokens))
         return
-    node.tell(
-        ExpectHandoff(
-            handoff=handoff,
-            peer_id=sender_id,
-            start=0,
-            num_tokens=num_tokens,
-            blocks=node.table(num_tokens),
+    for handoff in handoffs:
+        node.tell(
+            ExpectHandoff(
+                handoff=handoff,
+                peer_id=sender_id,
+                start=0,
+                num_tokens=num_tokens,
+                blocks=node.table(num_tokens),
+            )
         )
-    )
     pipe.send("expected")
-    node.wait(HandoffReceived)
+    for _ in handoffs:
+        node.wait(HandoffReceived)
     pipe.send(time.monotonic())
