@@ -57,7 +57,7 @@ class Borrowed:
             and 0 <= lent.first_piece < per_block
             and lent.first_piece + num_pieces <= len(lent.blocks) * per_block
             and 0 <= lent.first_head <= cache.num_heads - num_heads
-            and all(0 <= block < cache.num_blocks for block in lent.blocks)
+            and (not lent.blocks or 0 <= min(lent.blocks) <= max(lent.blocks) < cache.num_blocks)
         )
         if not fits:
             raise TransferError(
