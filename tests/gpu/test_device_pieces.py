@@ -1,4 +1,6 @@
-"""The kernel that copies pieces in a GPU's memory, against the same copies in host memory."""
+"""Copies of pieces in a GPU's memory, by kernel and by copy engines, against the same ones in host
+memory.
+"""
 
 import pytest
 import torch
@@ -103,6 +105,30 @@ def test_lent_pieces_of_other_blocks_are_copied_as_in_host_memory(
     open_pieces(onto, layout).scatter(
         borrow(source_there, table, first, head), blocks, pieces, heads, unit=unit
     ).wait()
+    assert torch.equal(onto.cpu(), into)
+
+
+@given(
+    data=st.data(),
+    padding=st.sampled_from([0, 16]),
+    is_in_order=st.booleans(),
+    count=st.integers(1, 100),
+)
+@settings(max_examples=40, deadline=None)
+def test_whole_blocks_come_by_the_copy_engines_neighbours_in_one_go(
+    data: st.DataObject, padding: int, is_in_order: bool, count: int
+) -> None:
+    layout = KvLayout(
+        num_layers=2, num_kv_heads=3, head_size=8, block_size=4, dtype="bfloat16", tp_size=1
+    )
+    heads = data.draw(st.sampled_from([range(3), range(1, 3)]))
+    table = [BlockId(block) for block in range(count)]
+    lent = tuple(table) if is_in_order else tuple(data.draw(st.permutations(table)))
+    source_here, source_there = on_both(make_cache(layout, 100, padding, 5))
+    into, onto = on_both(make_cache(layout, 100, padding, 6))
+    for kv, cache in ((into, source_here), (onto, source_there)):
+        borrowed = borrow(cache, lent, 0, heads.start)
+        open_pieces(kv, layout).scatter(borrowed, table, range(count), heads, unit=4).wait()
     assert torch.equal(onto.cpu(), into)
 
 
