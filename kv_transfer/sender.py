@@ -45,6 +45,7 @@ from pdserve.core.request import HandoffId
 
 logger = logging.getLogger(__name__)
 
+MAX_LENT_CELLS = 4096  # of a frame: its message names as many blocks at most
 PATIENCE_S = 0.5  # short handoffs overtake one that has waited less
 
 
@@ -56,10 +57,12 @@ class _Peer:
     unit: int
     links: dict[LinkId, OutboundLink]
 
-    def frame_bytes(self, local: LocalRank) -> int:
+    def cutter(self, local: LocalRank) -> FrameCutter:
         """All links of a peer are of one transport."""
+        cell = cell_bytes(local.layout, self.unit)
         is_lent = any(x.link.payloads is Payloads.LENT for x in self.links.values())
-        return local.lent_frame_bytes if is_lent else local.frame_bytes
+        most = min(local.lent_frame_bytes, MAX_LENT_CELLS * cell) if is_lent else local.frame_bytes
+        return FrameCutter(cell, most)
 
 
 class Sender:
@@ -220,7 +223,7 @@ class Sender:
             first,
             {link_id: len(outbound.heads) for link_id, outbound in connected.links.items()},
             grid=PieceGrid(unit, layout.block_size),
-            cutter=FrameCutter(cell_bytes(layout, unit), connected.frame_bytes(self._local)),
+            cutter=connected.cutter(self._local),
         )
         self._handoffs[first.handoff] = outgoing
         return outgoing

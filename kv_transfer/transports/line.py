@@ -18,7 +18,7 @@ from kv_transfer.transports.codec import decode, encode
 from kv_transfer.transports.transport import Arrived, Closed, LinkSetting, Stream, StreamEvent
 from pdserve.core.errors import LinkDownError
 
-MAX_MESSAGE_BYTES = 1 << 18  # more than a socket takes at once
+MAX_MESSAGE_BYTES = 1 << 15  # a window of them fits into what a socket takes at once
 CONNECTION = socket.SOCK_SEQPACKET  # a message is read as it was written
 
 

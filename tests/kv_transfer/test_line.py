@@ -12,13 +12,24 @@ from threading import Lock
 import pytest
 import torch
 
-from kv_transfer.messages import Heartbeat, Message
+from kv_transfer.endpoint import MAX_WINDOW
+from kv_transfer.messages import Frame, Heartbeat, Message
+from kv_transfer.payload import Lent
+from kv_transfer.sender import MAX_LENT_CELLS
 from kv_transfer.transports.line import Line, Listening, connect
 from kv_transfer.transports.loopback import LoopbackNetwork
-from kv_transfer.transports.transport import Closed, LinkSetting, Stream, StreamEvents, Turns
+from kv_transfer.transports.transport import (
+    Arrived,
+    Closed,
+    LinkSetting,
+    Stream,
+    StreamEvents,
+    Turns,
+)
+from pdserve.core.kv_layout import BlockId
 from tests.fakes import FakeClock
 from tests.kv_transfer.lending import CUDA_IPC, lending_in_process
-from tests.kv_transfer.nodes import World, open_world
+from tests.kv_transfer.nodes import World, handoff, open_world
 from tests.kv_transfer.test_conformance import (
     test_a_node_sends_and_receives_at_the_same_time,
     test_kv_arrives_bit_by_bit,
@@ -69,6 +80,31 @@ def listening(tmp_path: Path) -> Iterator[Listening]:
     opened = Listening(str(tmp_path / "line"))
     yield opened
     opened.close()
+
+
+def test_the_largest_message_is_read_whole_and_a_window_of_them_need_not_be_read_at_once(
+    listening: Listening,
+) -> None:
+    here, there = setting(), setting()
+    ours = connect(listening.path, stream(), here)
+    theirs = listening.accept(stream(), there)
+    frame = Frame(
+        seq=2**63,
+        handoff=handoff("x" * 200),
+        pieces=range(2**31 - MAX_LENT_CELLS, 2**31),
+        heads=range(1),
+        checksum=None,
+    )
+    blocks = tuple(map(BlockId, range(2**31 - MAX_LENT_CELLS, 2**31)))
+    lent = Lent(blocks=blocks, first_piece=0, first_head=0, num_bytes=2**40)
+    for _ in range(MAX_WINDOW):
+        ours.send(Message(frame, lent))
+    for _ in range(MAX_WINDOW):
+        (came,) = there.sources.read(20)
+        assert isinstance(came, Arrived)
+        assert (came.message.body, came.message.payload) == (frame, lent)
+    ours.close()
+    theirs.close()
 
 
 def test_only_its_owner_can_connect_and_the_name_is_gone_when_one_has(listening: Listening) -> None:
