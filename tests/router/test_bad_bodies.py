@@ -3,9 +3,11 @@
 import asyncio
 import json
 import threading
+from collections.abc import AsyncIterator
 
 import httpx
 import pytest
+import pytest_asyncio
 from fastapi import FastAPI, Request
 from pydantic import BaseModel, ValidationError, model_validator
 
@@ -18,9 +20,16 @@ from tests.security.raw import say
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
+PATIENCE_S = 3600.0  # nobody is taken for silent while megabytes are made and read
 GOOD = {"prompt": "Hello", "max_tokens": 2}
 LARGE = 1_000_000
 DEEP = "[" * 100_000 + "]" * 100_000
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared_world(make_world: WorldMaker) -> AsyncIterator[World]:
+    async with make_world(silence_s=PATIENCE_S) as made:
+        yield made
 
 
 @pytest.mark.parametrize("route", ["/v1/completions", "/v1/chat/completions", "/tokenize"])
