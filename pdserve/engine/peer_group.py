@@ -18,7 +18,9 @@ from pdserve.engine.peer_memory import PeerMemory
 from pdserve.engine.peer_triton import exchange, sum_small
 
 HOPPER = 9
+PAIR = 2
 ALIGNMENT = 16  # bytes that a thread moves at once
+SMALL_WARPS = 4
 FLOATS = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
 
@@ -28,7 +30,7 @@ class Tuning:
 
     small_words: int = 1024  # of 4 bytes, that a program of a small sum sends
     small_programs: int = 128
-    small_bytes: int = 512 << 10  # larger sums go in pieces
+    small_bytes: int = 512 << 10  # as many as they hold; larger sums go in pieces
     piece_bytes: int = 32 << 10
     programs: int = 128  # at most one for each processor: a program waits for its peers
     slots: int = 4
@@ -39,11 +41,11 @@ class Tuning:
     def areas(self, size: int) -> list[int]:
         """Bytes of small words, pieces and flags that a rank of ``size`` keeps for its peers."""
         peers = size - 1
-        small = self.small_programs * 2 * peers * self.small_words * 8
-        return [small, self.programs * self.slots * peers * self.piece_bytes, self._flags(peers)]
-
-    def _flags(self, peers: int) -> int:
-        return self.programs * peers * 4
+        return [
+            self.small_programs * 2 * peers * self.small_words * 8,
+            self.programs * self.slots * peers * self.piece_bytes,
+            self.programs * peers * 4,
+        ]
 
 
 class PeerTpGroup:
@@ -83,49 +85,56 @@ class PeerTpGroup:
         assert x.is_contiguous()
         num_bytes = x.numel() * x.itemsize
         if num_bytes <= self._tuning.small_bytes and num_bytes % ALIGNMENT == 0:
-            return self._sum_small(x)
-        if self.size > 2 and num_bytes >= self._tuning.two_shots_bytes:  # noqa: PLR2004
-            return self._sum_in_two_shots(x)
-        return self._exchange("sum", x, x.view(1, -1), x)
+            self._sum_small(x)
+        elif self._pays_in_two_shots(num_bytes):
+            self._sum_in_two_shots(x)
+        else:
+            self._exchange("sum", x, x.view(1, -1))
+        return x
 
     def all_gather(self, x: Tensor) -> Tensor:
         num_rows, width = x.shape
         out = x.new_empty(num_rows, self.size * width)
-        return self._exchange("gather", out, x.contiguous(), out)
+        self._exchange("gather", out, x.contiguous())
+        return out
 
     def close(self) -> None:
         self._memory.close()
 
-    def _sum_small(self, x: Tensor) -> Tensor:
-        num_quads = x.numel() * x.itemsize // 16
-        if num_quads == 0:
-            return x
+    def _sum_small(self, x: Tensor) -> None:
+        if x.numel() == 0:
+            return
         words = x.view(-1).view(torch.int32)
-        sum_small[(triton.cdiv(num_quads * 4, self._tuning.small_words),)](
+        sum_small[(triton.cdiv(words.numel(), self._tuning.small_words),)](
             words,
             words,
             self._small,
             self._small_counters,
-            num_quads,
+            words.numel() // 4,
             RANK=self.rank,
             SIZE=self.size,
             BLOCK=self._tuning.small_words,
             FLOAT=FLOATS[x.dtype],
             OVERLAPS=self._overlaps,
-            num_warps=4,
+            num_warps=SMALL_WARPS,
             launch_pdl=self._overlaps,
         )
-        return x
 
-    def _sum_in_two_shots(self, x: Tensor) -> Tensor:
-        if x.numel() * x.itemsize % (self.size * ALIGNMENT):
-            return self._exchange("sum", x, x.view(1, -1), x)
+    def _pays_in_two_shots(self, num_bytes: int) -> bool:
+        """Between two ranks one shot sends as many bytes."""
+        return (
+            self.size > PAIR
+            and num_bytes >= self._tuning.two_shots_bytes
+            and num_bytes % (self.size * ALIGNMENT) == 0
+        )
+
+    def _sum_in_two_shots(self, x: Tensor) -> None:
         width = x.numel() // self.size
         own = x.new_empty(1, width)
-        self._exchange("scatter", own, x.view(self.size, width), own)
-        return self._exchange("gather", x, own, x)
+        self._exchange("scatter", own, x.view(self.size, width))
+        self._exchange("gather", x, own)
 
-    def _exchange(self, mode: str, out: Tensor, x: Tensor, result: Tensor) -> Tensor:
+    def _exchange(self, mode: str, out: Tensor, x: Tensor) -> None:
         tuning = self._tuning
         assert max(out.numel(), x.numel()) < 1 << 31  # a column is an int32
         num_rows, width = x.shape
@@ -134,7 +143,7 @@ class PeerTpGroup:
         block = tuning.piece_bytes // x.itemsize
         num_programs = min(tuning.programs, num_rows * triton.cdiv(width, block))
         if num_programs == 0:
-            return result
+            return
         exchange[(num_programs,)](
             out,
             x,
@@ -154,4 +163,3 @@ class PeerTpGroup:
             num_stages=1,
             launch_pdl=self._overlaps,
         )
-        return result

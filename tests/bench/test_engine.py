@@ -57,21 +57,21 @@ def test_alone_it_prints_a_table_and_no_ratio(
     assert all(len(columns.split()) == 3 for columns in rows)
 
 
-def test_ranks_of_a_group_are_measured_together(directory: Path) -> None:
-    command = [sys.executable, "-m", "pdserve.bench.engine", "--model", str(directory), *SMALL]
+def test_ranks_of_a_group_are_measured_together(
+    directory: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     together = ["--tensor-parallel-size", "2", "--json"]
-    done = subprocess.run([*command, *together], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    sizes = [(r["what"], r["ms"] > 0) for r in json.loads(done.stdout)["results"]]
+    assert run(parsed("--model", str(directory), *SMALL, *together)) == 0
+    sizes = [(r["what"], r["ms"] > 0) for r in json.loads(capfd.readouterr().out)["results"]]
     assert sizes == [("prefill", True), ("prefill", True), ("decode", True)]
 
 
-def test_a_rank_that_fails_ends_the_others(directory: Path) -> None:
-    command = [sys.executable, "-m", "pdserve.bench.engine", "--model", str(directory), *SMALL]
-    impossible = ["--tensor-parallel-size", "3"]  # heads that three ranks cannot share
-    done = subprocess.run([*command, *impossible], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 1
-    assert "3 ranks cannot share" in done.stderr
+def test_ranks_that_fail_are_an_error_with_its_reason(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    model = save_model("three_kv_heads", tmp_path)
+    assert run(parsed("--model", str(model), *SMALL, "--tensor-parallel-size", "2")) == 1
+    assert "2 ranks cannot share" in capfd.readouterr().err
 
 
 def test_transformers_are_not_measured_beside_a_group(directory: Path) -> None:
