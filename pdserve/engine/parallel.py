@@ -134,21 +134,31 @@ def _over_peer_memory(
     """The same ranks over each other's memory; ``group`` itself where one of them cannot."""
     found: TpGroup | None = None
     try:
-        make = load_plugin("pdserve.engine.peer_group:PeerTpGroup")
-        found = make(store, name=name, rank=group.rank, size=group.size, device=device)
-    except (ImportError, RuntimeError) as error:
+        start = load_plugin("pdserve.engine.peer_group:PeerTpGroup")
+    except ImportError as error:
         logger.warning("tensor parallelism without peer memory: %s", error)
-    num_lacking = group.all_reduce(torch.full((1,), float(found is None), device=device))
-    if found is None or num_lacking.item():
-        logger.info("tensor parallelism: sums and gathers over NCCL, steps without CUDA graphs")
-        if found is not None:
-            found.close()
-        return group
-    logger.info("tensor parallelism: sums and gathers through the memory of %d GPUs", group.size)
-    found.all_reduce(torch.zeros(4, device=device))
-    torch.cuda.synchronize(device)  # sync: no rank needs NCCL any more
-    group.close()
-    return found
+        start = None
+    if _all_can(group, start is not None, device):
+        try:
+            found = start(store, name=name, rank=group.rank, size=group.size, device=device)
+        except RuntimeError as error:
+            logger.warning("tensor parallelism without peer memory: %s", error)
+        if _all_can(group, found is not None, device) and found is not None:
+            logger.info("tensor parallelism: through the memory of %d GPUs", group.size)
+            found.all_reduce(torch.zeros(4, device=device))
+            torch.cuda.synchronize(device)  # sync: no rank needs NCCL any more
+            group.close()
+            return found
+    logger.info("tensor parallelism: over NCCL, and steps without CUDA graphs")
+    if found is not None:
+        found.close()
+    return group
+
+
+def _all_can(group: ProcessTpGroup, here: bool, device: torch.device) -> bool:
+    """True if ``here`` is true on every rank."""
+    num_lacking = group.all_reduce(torch.full((1,), float(not here), device=device))
+    return num_lacking.item() == 0
 
 
 def _gloo(store: Any, rank: int, size: int, timeout: datetime.timedelta) -> Any:  # noqa: ANN401

@@ -46,6 +46,12 @@ def test_sums_are_plain_sums(ranks: PeerRanks, shape: tuple[int, int], dtype: to
         assert torch.equal(found[0], expected)
 
 
+def test_numbers_are_gathered_too(ranks: PeerRanks) -> None:
+    case = Case(kind="gather", shape=(1, 1), dtype=torch.int64, seed=4)
+    expected = torch.cat(case.parts(len(ranks.pipes)), dim=1)
+    assert all(torch.equal(found[0], expected) for found in ranks(case))
+
+
 @settings(max_examples=40, deadline=None)
 @given(
     num_rows=st.integers(1, 130),

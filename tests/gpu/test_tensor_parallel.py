@@ -19,6 +19,7 @@ pytestmark = [pytest.mark.multigpu, pytest.mark.timeout(300)]
 
 ModelOf = Callable[[str], Path]
 RANK_TIMEOUT_S = 200
+LOG_LEN = 1500  # of each rank, to be shown
 WITH_GRAPHS_OF_CHUNKS: dict[
     str, Any
 ] = {  # in 16 bits another size of a product may round another way
@@ -38,23 +39,22 @@ def run_ranks(
 ) -> list[dict[str, Any]]:
     """What each rank found; ``changes`` of its engine's config."""
     files = [tmp_path / f"rank{rank}of{size}.pt" for rank in range(size)]
+    logs = [file.with_suffix(".log") for file in files]
     store = tmp_path / f"store{size}"
     store.unlink(missing_ok=True)
-    ranks = [
-        subprocess.Popen(
-            [
-                *(sys.executable, "-m", "tests.gpu.tp_rank", str(model_dir), str(store)),
-                *(str(rank), str(size), str(file), json.dumps(changes)),
-                *(["--without-peer-memory"] if rank in without_peer_memory else []),
-            ]
-        )
-        for rank, file in enumerate(files)
-    ]
+    ranks: list[subprocess.Popen[bytes]] = []
+    for number, (file, log) in enumerate(zip(files, logs, strict=True)):
+        command = [sys.executable, "-m", "tests.gpu.tp_rank", str(model_dir), str(store)]
+        command += [str(number), str(size), str(file), json.dumps(changes)]
+        command += ["--without-peer-memory"] if number in without_peer_memory else []
+        with log.open("w") as errors:
+            ranks.append(subprocess.Popen(command, stderr=errors))
     try:
-        assert [rank.wait(RANK_TIMEOUT_S) for rank in ranks] == [0] * size
+        ended = [rank.wait(RANK_TIMEOUT_S) for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()
+    assert ended == [0] * size, "\n".join(log.read_text()[-LOG_LEN:] for log in logs)
     return [torch.load(file) for file in files]
 
 
@@ -73,6 +73,10 @@ def test_float32_ranks_together_are_transformers(
         assert found["group"] == "PeerTpGroup"
         assert found["has_graphs"]
     assert torch.equal(first["logprobs"], second["logprobs"])  # ranks sample on their own
+
+
+def test_ranks_hold_as_many_blocks_as_fit_on_each(model_of: ModelOf, tmp_path: Path) -> None:
+    first, second = run_ranks(model_of("llama"), 2, tmp_path, gpu_memory_utilization=0.2)
     assert first["num_blocks"] == second["num_blocks"] > 0
 
 

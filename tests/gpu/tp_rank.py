@@ -38,7 +38,6 @@ def main(model_dir: str, store: str, rank: str, size: str, out: str, changes: st
         device=str(device),
         tp_size=int(size),
         tp_rank=int(rank),
-        gpu_memory_utilization=0.1,
         **json.loads(changes),
     )
     runner.warm_up()
