@@ -235,12 +235,15 @@ class DecodeNode:
 
     def _tell(self, step_submitted_s: float | None) -> None:
         """Act on all that the scheduler has decided, then send each router one message."""
+        has_acted = False
         while events := self.scheduler.take_events():
-            self._arrivals.set()  # what is done about them may be planned now
+            has_acted = True
             for event in events:
                 self._on_event(event, step_submitted_s)
         for session in self._sessions:
             session.flush()
+        if has_acted:  # there may be more to plan; what was said above goes out before that
+            self._arrivals.set()
         self.readiness.note_idle(not self._requests and self.scheduler.ledger.is_empty)
 
     def _on_event(self, event: Event, step_submitted_s: float | None) -> None:
