@@ -20,6 +20,7 @@ MOST_TOKENS = (64, 128, 256, 512, 768, 1024)  # of steps that have longer chunks
 MORE_TOKENS = (1536, 2048)  # where ranks share the work: launching takes as long as for one
 MOST_CHUNKS = (2, 17)  # in them; a third size holds as many as there may be, but
 MOST_OF_ALL = 256  # flash-attn works with more in another way, which takes longer for few
+USUAL_BLOCK = 16  # tokens; what does not fit, of smaller blocks, is written before the graph
 
 Forward = Callable[[StepInput, StepShape], Tensor]  # logits [S, V] after each chunk
 Keep = Callable[[Tensor, Tensor], None]  # for these slots [S] these tokens [S]
@@ -136,7 +137,8 @@ def decode_shape(num_seqs: int) -> StepShape:
 
 
 def _chunk_shape(num_tokens: int, num_chunks: int) -> StepShape:
-    return StepShape(num_tokens=num_tokens, num_chunks=num_chunks, num_new_blocks=num_chunks)
+    num_blocks = num_chunks + num_tokens // USUAL_BLOCK  # of prompts that begin and end here
+    return StepShape(num_tokens=num_tokens, num_chunks=num_chunks, num_new_blocks=num_blocks)
 
 
 def _holds(shape: StepShape, step: StepShape) -> bool:
