@@ -1,6 +1,7 @@
 """Products of few rows give what the library's give."""
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from pdserve.core.plugin import load_plugin
 from pdserve.engine.kernels.select import make_kernels
-from pdserve.engine.model.linear import Product
+from pdserve.engine.model.linear import Product, gated_product
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 
@@ -34,7 +35,7 @@ def normal(
 
 
 @given(
-    rows=st.integers(1, 16),
+    rows=st.integers(1, 64),
     out_size=st.sampled_from([64, 4096, 6144, 16384]),
     in_size=st.sampled_from([896, 4096]),
     has_bias=st.booleans(),
@@ -47,9 +48,9 @@ def test_rows_times_weights(
     assert_right(rows, out_size, in_size, has_bias, torch.bfloat16, seed)
 
 
-@pytest.mark.parametrize("rows", [0, 17])
-def test_no_rows_and_more_rows_are_left_to_the_library(rows: int) -> None:
-    weight, x = normal(1, 4096, 896, scale=0.03), normal(2, rows, 896)
+@pytest.mark.parametrize(("rows", "out_size"), [(0, 4096), (17, 4096), (65, 16384)])
+def test_no_rows_and_more_rows_are_left_to_the_library(rows: int, out_size: int) -> None:
+    weight, x = normal(1, out_size, 896, scale=0.03), normal(2, rows, 896)
     product = skinny_product(weight, None)
     assert product is not None
     assert torch.equal(product(x), F.linear(x, weight))
@@ -82,17 +83,51 @@ def test_rows_of_a_wider_tensor() -> None:
     assert torch.equal(product(wide[:, 512:]), product(wide[:, 512:].contiguous()))
 
 
-@pytest.mark.parametrize("rows", [1, 5])
+@given(
+    rows=st.integers(1, 70),
+    out_size=st.sampled_from([32, 2048, 8192]),
+    in_size=st.sampled_from([896, 4096]),
+    has_bias=st.booleans(),
+    seed=st.integers(0, 99),
+)
+@settings(max_examples=30, deadline=None)
+def test_silu_of_half_the_outputs_times_the_other_half(
+    rows: int, out_size: int, in_size: int, has_bias: bool, seed: int
+) -> None:
+    """In one kernel or in two, for any number of rows."""
+    weight = normal(seed, 2 * out_size, in_size, scale=in_size**-0.5)
+    bias = normal(seed + 1, 2 * out_size) if has_bias else None
+    x = normal(seed + 2, rows, in_size)
+    found = gated_product(weight, bias, make_kernels("triton", GPU))(x)
+    gate, up = F.linear(x, weight, bias).chunk(2, dim=1)
+    expected = F.silu(gate.float()) * up.float()
+    # Roundings of the two halves and of the result.
+    torch.testing.assert_close(found.float(), expected, rtol=0.03, atol=0.03)
+
+
+def test_in_one_kernel_it_is_rounded_as_in_two() -> None:
+    weight, kernels = normal(1, 16384, 512, scale=0.05), make_kernels("triton", GPU)
+    x = normal(2, 8, 512)
+    product = skinny_product(weight, None)
+    assert product is not None
+    found = gated_product(weight, None, kernels)(x)
+    assert torch.equal(found, kernels.silu_mul(product(x)))
+
+
+@pytest.mark.parametrize("rows", [1, 5, 40])
 def test_kernels_in_a_row_wait_for_each_other_in_a_graph(rows: int) -> None:
-    weights = [normal(n, 4096, 4096, scale=4096**-0.5) for n in range(12)]
-    products = [skinny_product(weight, None) for weight in weights]
+    products = [skinny_product(normal(n, 4096, 4096, scale=1 / 64), None) for n in range(12)]
+    wide = gated_product(normal(12, 16384, 4096, scale=1 / 64), None, make_kernels("triton", GPU))
+    narrow = skinny_product(normal(13, 4096, 8192, scale=1 / 90), None)
+    assert narrow is not None
     kernels, ones = make_kernels("triton", GPU), torch.ones(4096, device=GPU, dtype=torch.bfloat16)
     x = normal(99, rows, 4096)
 
     def chain(x: Tensor, between: Callable[[], object]) -> Tensor:
         for product in products:
             assert product is not None
-            for operation in (product, product, lambda x: kernels.rms_norm(x, ones, 1e-5)):
+            norm = partial(kernels.rms_norm, weight=ones, eps=1e-5)
+            for operation in (product, wide, narrow, norm):
                 x = operation(x)
                 between()
         return x

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pdserve.engine.attention.interface import AttentionBackend
 from pdserve.engine.model.embedding import VocabEmbedding, VocabHead
-from pdserve.engine.model.linear import ColumnLinear, RowLinear, RowsOf
+from pdserve.engine.model.linear import GatedLinear, RowLinear, RowsOf
 from pdserve.engine.model.shard import Shard
 
 
@@ -69,14 +69,13 @@ class GatedMlp:
         gate = RowsOf(name=f"{name}.gate_proj", out_size=size, rows=rows)
         up = RowsOf(name=f"{name}.up_proj", out_size=size, rows=rows)
         bias = spec.mlp_bias
-        self.gate_up = ColumnLinear(shard, (gate, up), in_size=spec.hidden_size, bias=bias)
+        self.gated = GatedLinear(shard, gate, up, in_size=spec.hidden_size, bias=bias)
         self.down = RowLinear(
             shard, f"{name}.down_proj", in_size=size, out_size=spec.hidden_size, bias=bias
         )
-        self._kernels = shard.kernels
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down(self._kernels.silu_mul(self.gate_up(x)))
+        return self.down(self.gated(x))
 
 
 class DecoderLayer:

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pdserve.core.plugin import load_plugin
+from pdserve.engine.kernels.interface import Kernels
 from pdserve.engine.model.shard import Shard
 
 Product = Callable[[Tensor], Tensor]  # [T, in] → [T, out]
@@ -31,14 +32,18 @@ class ColumnLinear:
     """Each rank computes some outputs of one or more projections of the same input."""
 
     def __init__(self, shard: Shard, parts: Sequence[RowsOf], *, in_size: int, bias: bool) -> None:
-        take = shard.weights.take
-        weights = [
-            take(f"{part.name}.weight", (part.out_size, in_size), rows=part.rows) for part in parts
-        ]
-        biases = [
-            take(f"{part.name}.bias", (part.out_size,), rows=part.rows) for part in parts if bias
-        ]
-        self._product = product(torch.cat(weights), torch.cat(biases) if bias else None)
+        self._product = product(*_joined(shard, parts, in_size=in_size, bias=bias))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._product(x)
+
+
+class GatedLinear:
+    """``silu(gate(x)) * up(x)``: each rank computes some of it."""
+
+    def __init__(self, shard: Shard, gate: RowsOf, up: RowsOf, *, in_size: int, bias: bool) -> None:
+        weight, offset = _joined(shard, (gate, up), in_size=in_size, bias=bias)
+        self._product = gated_product(weight, offset, shard.kernels)
 
     def __call__(self, x: Tensor) -> Tensor:
         return self._product(x)
@@ -91,12 +96,42 @@ def product(weight: Tensor, bias: Tensor | None) -> Product:
     return skinny if skinny is not None else lambda x: F.linear(x, weight, bias)
 
 
+def gated_product(weight: Tensor, bias: Tensor | None, kernels: Kernels) -> Product:
+    """SiLU of the product with the first half of ``weight`` ``[2 * out, in]``, times that with the
+    second.
+    """
+    whole = product(weight, bias)
+    in_one = _skinny_gated(whole, kernels) if weight.device.type == "cuda" else None
+    return in_one if in_one is not None else lambda x: kernels.silu_mul(whole(x))
+
+
+def _joined(
+    shard: Shard, parts: Sequence[RowsOf], *, in_size: int, bias: bool
+) -> tuple[Tensor, Tensor | None]:
+    """This rank's weight ``[out, in]`` and bias ``[out]`` of all parts, one below the other."""
+    take = shard.weights.take
+    weights = [
+        take(f"{part.name}.weight", (part.out_size, in_size), rows=part.rows) for part in parts
+    ]
+    biases = [take(f"{part.name}.bias", (part.out_size,), rows=part.rows) for part in parts if bias]
+    return torch.cat(weights), torch.cat(biases) if bias else None
+
+
 def _skinny(weight: Tensor, bias: Tensor | None) -> Product | None:
     try:
         make = load_plugin("pdserve.engine.model.skinny_product:skinny_product")
     except ImportError:
         return None  # no Triton
     found: Product | None = make(weight, bias)
+    return found
+
+
+def _skinny_gated(whole: Product, kernels: Kernels) -> Product | None:
+    try:
+        make = load_plugin("pdserve.engine.model.skinny_product:gated_product")
+    except ImportError:
+        return None  # no Triton
+    found: Product | None = make(whole, kernels)
     return found
 
 

@@ -6,6 +6,7 @@ launched before the kernel before them has ended (programmatic dependent launch,
 wait for its results only when all is ready. ``F.linear`` is the oracle.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -13,9 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from pdserve.engine.kernels.interface import Kernels
 from pdserve.engine.model import triton_kernels
 
-MOST_ROWS = 16  # of x; the matrix units take no fewer at a time
+ROWS = (16, 32, 64)  # of x, filled up; the matrix units take no fewer at a time
 UNIT_ROWS = 64  # of the left side of Hopper's matrix units
 ROW_WARPS = 4
 BLOCK = 2048  # weights that a program of one row holds at a time
@@ -35,15 +37,21 @@ class Tiling:
     def fits(self, out_size: int, in_size: int) -> bool:
         return out_size % self.columns == 0 and in_size % self.depth == 0
 
+    @property
+    def fills_units(self) -> bool:
+        """True if the outputs of a program fill the left side of Hopper's matrix units."""
+        return self.columns >= UNIT_ROWS
+
 
 # The first that fits, from this many outputs on. Measured on an H200 in a whole decode step.
-TILINGS = (
+FOR_FEW = (
     (16384, Tiling(columns=128, depth=128, stages=4, warps=8)),
     (6144, Tiling(columns=64, depth=256, stages=4, warps=4)),
     (0, Tiling(columns=32, depth=256, stages=6, warps=4)),
     (0, Tiling(columns=64, depth=128, stages=6, warps=4)),
     (0, Tiling(columns=32, depth=64, stages=6, warps=4)),
 )
+FOR_MORE = ((16384, Tiling(columns=128, depth=128, stages=3, warps=8)),)  # the library's: others
 
 
 class Product(Protocol):
@@ -53,29 +61,34 @@ class Product(Protocol):
 
 
 class SkinnyProduct:
-    """``x @ weight.T + bias``: a kernel for one row of x, one for few, the library for others."""
+    """``x @ weight.T + bias``: a kernel for one row of x, one for some, the library for others."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, tiling: Tiling) -> None:
+    def __init__(
+        self, weight: Tensor, bias: Tensor | None, few: Tiling, more: Tiling | None
+    ) -> None:
         self._weight = weight  # [out, in]
         self._bias = bias
-        self._few = tiling
+        self._tilings = (few, more, more)  # for so many ROWS
         self._one_depth = _one_row_depth(weight.shape[1])
-        for num_rows in (1, 2):  # compiles and loads the kernels, which a request must not
-            self(weight.new_zeros(num_rows, weight.shape[1]))
+        for num_rows in (1, *ROWS):  # compiles and loads the kernels, which a request must not
+            self(self.zeros(num_rows))
 
     def __call__(self, x: Tensor) -> Tensor:
-        num_rows = x.shape[0]
-        if not 0 < num_rows <= MOST_ROWS:
-            return F.linear(x, self._weight, self._bias)
-        assert x.stride(1) == 1
-        out = x.new_empty(num_rows, self._weight.shape[0])
-        if num_rows == 1:
-            self._one_row(out, x)
-        else:
-            self._few_rows(out, x)
-        return out
+        if x.shape[0] == 1:
+            return self._one_row(x)
+        found = self._some_rows(x, is_gated=False)
+        return F.linear(x, self._weight, self._bias) if found is None else found
 
-    def _one_row(self, out: Tensor, x: Tensor) -> None:
+    def zeros(self, num_rows: int) -> Tensor:
+        """``[num_rows, in]``."""
+        return self._weight.new_zeros(num_rows, self._weight.shape[1])
+
+    def gated(self, x: Tensor) -> Tensor | None:
+        """SiLU of the first half of the outputs times the second; None: not in one kernel."""
+        return None if x.shape[0] == 1 else self._some_rows(x, is_gated=True)
+
+    def _one_row(self, x: Tensor) -> Tensor:
+        out = x.new_empty(1, self._weight.shape[0])
         columns = BLOCK // self._one_depth
         triton_kernels.one_row_product[(out.shape[1] // columns,)](
             out,
@@ -89,30 +102,55 @@ class SkinnyProduct:
             num_warps=ROW_WARPS,
             launch_pdl=True,
         )
+        return out
 
-    def _few_rows(self, out: Tensor, x: Tensor) -> None:
-        tiling = self._few
-        triton_kernels.few_rows_product[(out.shape[1] // tiling.columns,)](
+    def _some_rows(self, x: Tensor, *, is_gated: bool) -> Tensor | None:
+        """None where there is no kernel for so many rows."""
+        num_rows = x.shape[0]
+        fitting = [number for number, rows in enumerate(ROWS) if num_rows <= rows]
+        tiling = self._tilings[fitting[0]] if num_rows and fitting else None
+        if tiling is None or (is_gated and not tiling.fills_units):
+            return None
+        assert x.stride(1) == 1
+        num_programs = self._weight.shape[0] // tiling.columns
+        out = x.new_empty(num_rows, self._weight.shape[0] // (2 if is_gated else 1))
+        triton_kernels.few_rows_product[(num_programs,)](
             out,
             x,
             self._weight,
             self._bias,
-            x.shape[0],
+            num_rows,
             out.shape[1],
             x.shape[1],
             x.stride(0),
             HAS_BIAS=self._bias is not None,
-            ROWS=MOST_ROWS,
+            ROWS=ROWS[fitting[0]],
             COLUMNS=tiling.columns,
             DEPTH=tiling.depth,
-            LEFT=tiling.columns >= UNIT_ROWS,
+            LEFT=tiling.fills_units,
+            GATED=is_gated,
             num_warps=tiling.warps,
             num_stages=tiling.stages,
             launch_pdl=True,
         )
+        return out
 
 
-def skinny_product(weight: Tensor, bias: Tensor | None) -> Product | None:
+class GatedProduct:
+    """``silu(gate) * up``, where the outputs of ``whole`` are both, one below the other."""
+
+    def __init__(self, whole: SkinnyProduct, kernels: Kernels) -> None:
+        self._whole = whole
+        self._kernels = kernels
+        for num_rows in ROWS:  # as above
+            self(whole.zeros(num_rows))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        found = self._whole.gated(x)
+        return self._kernels.silu_mul(self._whole(x)) if found is None else found
+
+
+def skinny_product(weight: Tensor, bias: Tensor | None) -> SkinnyProduct | None:
     """The product with ``weight`` ``[out, in]``; None where only the library can do it."""
     if weight.dtype not in {torch.bfloat16, torch.float16} or not weight.is_contiguous():
         return None
@@ -122,9 +160,24 @@ def skinny_product(weight: Tensor, bias: Tensor | None) -> Product | None:
     depth = _one_row_depth(in_size)
     if depth < LEAST_DEPTH or out_size % (BLOCK // depth):
         return None
-    for least, tiling in TILINGS:
+    few = _first_that_fits(FOR_FEW, out_size, in_size)
+    more = _first_that_fits(FOR_MORE, out_size, in_size)
+    return None if few is None else SkinnyProduct(weight, bias, few, more)
+
+
+def gated_product(whole: Product, kernels: Kernels) -> GatedProduct | None:
+    """SiLU of the first half of the outputs of ``whole`` times the second, where it is one of
+    ours.
+    """
+    return GatedProduct(whole, kernels) if isinstance(whole, SkinnyProduct) else None
+
+
+def _first_that_fits(
+    tilings: Sequence[tuple[int, Tiling]], out_size: int, in_size: int
+) -> Tiling | None:
+    for least, tiling in tilings:
         if out_size >= least and tiling.fits(out_size, in_size):
-            return SkinnyProduct(weight, bias, tiling)
+            return tiling
     return None
 
 

@@ -52,13 +52,23 @@ def few_rows_product(
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
     LEFT: tl.constexpr,
+    GATED: tl.constexpr,
 ):
     """x ``[num_rows, in]``, filled up to ``ROWS``, which is what the matrix units take. ``LEFT``:
     the weights stand on the left, where they fill the rows of Hopper's units.
+
+    ``GATED``, with weights on the left: of ``2 * out`` rows of weights a program takes some and
+    those ``out`` further on; SiLU of what the first give times what the others give is the result.
     """
     gdc_launch_dependents()
     gdc_wait()
-    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    place = tl.arange(0, COLUMNS)
+    if GATED:
+        MINE: tl.constexpr = COLUMNS // 2
+        column = tl.program_id(0) * MINE + place % MINE + place // MINE * out_size
+    else:
+        MINE: tl.constexpr = COLUMNS
+        column = tl.program_id(0) * MINE + place
     row = tl.arange(0, ROWS)
     real = row < num_rows
     depth = tl.arange(0, DEPTH)
@@ -74,9 +84,16 @@ def few_rows_product(
         total = tl.dot(block, given.T, total) if LEFT else tl.dot(given, block.T, total)
         weights += DEPTH
         inputs += DEPTH
+    if HAS_BIAS:
+        offset = tl.load(bias + column).to(tl.float32)
+        total += offset[:, None] if LEFT else offset[None, :]
+    if GATED:
+        gate, up = tl.split(total.reshape(2, MINE, ROWS).permute(1, 2, 0))
+        gate = gate.to(out.dtype.element_ty).to(tl.float32)  # rounded as in two kernels
+        total = gate * tl.sigmoid(gate) * up.to(out.dtype.element_ty).to(tl.float32)
     if LEFT:
         total = total.T
-    if HAS_BIAS:
-        total += tl.load(bias + column).to(tl.float32)[None, :]
-    place = out + row[:, None] * out_size + column[None, :]
-    tl.store(place, total.to(out.dtype.element_ty), mask=real[:, None] & (column >= 0)[None, :])
+    first = tl.program_id(0) * MINE
+    cells = out + row[:, None] * out_size + (first + tl.arange(0, MINE))[None, :]
+    mask = real[:, None] & (tl.arange(0, MINE) >= 0)[None, :]
+    tl.store(cells, total.to(out.dtype.element_ty), mask=mask)
