@@ -18,20 +18,34 @@ from pdserve.engine.attention.interface import AttentionMetadata, HeadShape
 from pdserve.engine.kernels.interface import Destination, Rope
 from pdserve.engine.kv_cache import KvCache
 
+HOPPER = 9
 NO_WINDOW = 1 << 30
-TILE_BYTES = 32768  # of K, and as many of V: two programs fit
 MOST_POSITIONS = 128  # of a tile
-PROGRAMS_PER_PROCESSOR = 2
-NUM_WARPS = 4
-NUM_STAGES = 2  # one tile is in use or on its way; the other program computes meanwhile
+PROGRAMS_PER_PROCESSOR = 2  # one computes while the other reads
 MOST_HEAD_SIZE = 256
 LEAST_ROWS = 16  # of a matrix product
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Form:
+    """How a program reads."""
+
+    tile_bytes: int  # of K, and as many of V
+    stages: int  # tiles in use or on their way
+    warps: int
+
+
+# Measured on an H200: small tiles share little work more evenly.
+FEW_SEQS = 64
+FOR_FEW = _Form(tile_bytes=16384, stages=3, warps=2)
+FOR_MANY = _Form(tile_bytes=32768, stages=2, warps=4)
 
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
     """One step's inputs on the device, and room for what the programs tell each other."""
 
+    form: _Form
     positions: Tensor  # [S] int64
     block_tables: Tensor  # [S, M] int32
     lengths: Tensor  # [S + 1] int32
@@ -52,9 +66,9 @@ class TritonDecode:
         self._heads = heads
         device = kv.tensor.device
         processors = torch.cuda.get_device_properties(device).multi_processor_count
+        self._overlaps = torch.cuda.get_device_capability(device)[0] >= HOPPER
         self._num_programs = PROGRAMS_PER_PROCESSOR * processors
         self._padded = max(int(triton.next_power_of_2(heads.head_size)), LEAST_ROWS)
-        self._tile = min(TILE_BYTES // (self._padded * kv.dtype.itemsize), MOST_POSITIONS)
         self._window = NO_WINDOW if heads.sliding_window is None else heads.sliding_window
         self._layers = [kv.layer_view(layer) for layer in range(kv.layout.num_layers)]
         num_pieces, rows = 2 * self._num_programs, heads.group_size  # a program leaves two at most
@@ -69,31 +83,38 @@ class TritonDecode:
     def plan_decodes(self, positions: Tensor, block_tables: Tensor) -> None:
         num_seqs, num_heads = len(positions), self._heads.num_kv_heads
         device = positions.device
-        self._plan = plan = _Plan(
-            positions=positions,
-            block_tables=block_tables,
-            lengths=torch.empty(num_seqs + 1, dtype=torch.int32, device=device),
-            cells=torch.empty(num_seqs, dtype=torch.int64, device=device),
-            starts=torch.empty(self._num_programs, 4, dtype=torch.int32, device=device),
-            total=torch.empty(1, dtype=torch.int64, device=device),
-            arrivals=torch.empty(num_seqs, num_heads, dtype=torch.int32, device=device),
-        )
+        form = self._form(num_seqs)
+        lengths = torch.empty(num_seqs + 1, dtype=torch.int32, device=device)
+        cells = torch.empty(num_seqs, dtype=torch.int64, device=device)
+        starts = torch.empty(self._num_programs, 4, dtype=torch.int32, device=device)
+        total = torch.empty(1, dtype=torch.int64, device=device)
         triton_kernels.plan_decodes[(num_seqs,)](
             positions,
             block_tables,
-            plan.lengths,
-            plan.cells,
-            plan.starts,
-            plan.total,
-            plan.arrivals,
+            lengths,
+            cells,
+            starts,
+            total,
             num_seqs,
             block_tables.stride(0),
             self._window,
             self._num_programs,
             HKV=num_heads,
             B=self._kv.layout.block_size,
-            BN=self._tile,
+            BN=self._tile(form),
             STEP=triton_kernels.STEP,
+        )
+        self._plan = _Plan(
+            form=form,
+            positions=positions,
+            block_tables=block_tables,
+            lengths=lengths,
+            cells=cells,
+            starts=starts,
+            total=total,
+            # Zeroed here, so that a kernel which starts when all before it are done stands between
+            # the plan and those that read it before they wait.
+            arrivals=torch.zeros(num_seqs, num_heads, dtype=torch.int32, device=device),
         )
 
     def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor, rope: Rope) -> Tensor:
@@ -125,12 +146,23 @@ class TritonDecode:
             B=self._kv.layout.block_size,
             D=heads.head_size,
             DP=self._padded,
-            BN=self._tile,
+            BN=self._tile(plan.form),
             PRECISION="ieee",  # of float32; 16 bits know one only
-            num_warps=NUM_WARPS,
-            num_stages=NUM_STAGES,
+            OVERLAPS=self._overlaps,
+            num_warps=plan.form.warps,
+            num_stages=plan.form.stages,
+            launch_pdl=self._overlaps,
         )
         return out
+
+    def _form(self, num_seqs: int) -> _Form:
+        # Of float32 so few warps cannot hold what they read.
+        is_narrow = self._kv.dtype.itemsize < torch.float32.itemsize
+        return FOR_FEW if is_narrow and num_seqs <= FEW_SEQS else FOR_MANY
+
+    def _tile(self, form: _Form) -> int:
+        """Positions of a tile."""
+        return min(form.tile_bytes // (self._padded * self._kv.dtype.itemsize), MOST_POSITIONS)
 
 
 def _check(kv: KvCache, heads: HeadShape) -> None:

@@ -5,10 +5,14 @@ sequence, head and position: a row of tiles. A fixed number of programs share th
 whatever the lengths are, so a program starts and ends inside rows and crosses from one to the next
 without draining its loads. A row that lies in several programs is a sum of pieces: each leaves its
 own, and the last to arrive adds them up. Block numbers are int64 before they are multiplied.
+
+From Hopper on ``attend`` is launched before the kernel before it has ended (programmatic dependent
+launch): it reads its part of the plan, which is older, and waits.
 """
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 STEP = 1024  # sequences, or programs, that the planning kernel looks at together
 
@@ -35,7 +39,6 @@ def plan_decodes(
     slots,
     starts,
     total,
-    arrivals,
     num_seqs,
     table_stride,
     window,
@@ -60,8 +63,6 @@ def plan_decodes(
     block = tl.load(block_tables + seq.to(tl.int64) * table_stride + position // B)
     tl.store(slots + seq, block.to(tl.int64) * B + position % B)
     tl.store(lengths + seq, length)
-    heads = tl.arange(0, triton.next_power_of_2(HKV))
-    tl.store(arrivals + seq * HKV + heads, tl.zeros_like(heads), mask=heads < HKV)
     if seq == num_seqs - 1:
         tl.store(lengths + num_seqs, 0)  # what a program reads behind its last tile
         tl.store(total, everything)
@@ -107,6 +108,7 @@ def attend(
     DP: tl.constexpr,
     BN: tl.constexpr,
     PRECISION: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
     """A program's even share of the list. ``kv`` is one layer, ``[N, Hkv, 2, B, D]``."""
     program = tl.program_id(0).to(tl.int64)
@@ -136,6 +138,8 @@ def attend(
         mask=start + columns < length,
         other=0,
     )
+    if OVERLAPS:
+        gdc_wait()
     for _ in range((end - begin).to(tl.int32)):
         places = start + columns
         seen = (places < length) & (places >= length - window)
@@ -179,6 +183,8 @@ def attend(
             mask=start + columns < length,
             other=0,
         )
+    if OVERLAPS:
+        gdc_launch_dependents()
     if is_open:
         place = 2 * program + is_whole.to(tl.int64)
         write_piece(pieces, piece_sums, place, mixed, top, norm, GROUP, ROWS, DP)
