@@ -22,6 +22,7 @@ from pdserve.cluster.outcome import Failure, failure_of
 from pdserve.cluster.own_loop import OwnLoop
 from pdserve.cluster.process_log import log_to_file
 from pdserve.cluster.resolve import NodePlan
+from pdserve.core.environment import set_up_front
 from pdserve.core.node import NodeStanding
 from pdserve.core.orders import OrderAnswer, PlacedOrder
 from pdserve.core.plugin import load_plugin
@@ -57,6 +58,7 @@ class FrontActor:
 
     def __init__(self, log_folder: str, name: str, log_format: str) -> None:
         log_to_file(log_folder, name, log_format)
+        set_up_front()
         self._name = name
         self._loop = OwnLoop(name)
         self._front: Front | None = None

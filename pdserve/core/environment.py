@@ -65,6 +65,16 @@ def set_up_gpu_rank() -> None:
         os.environ.setdefault(name, value)
 
 
+def set_up_front() -> None:
+    """What gRPC reads from the environment, set before a front or the router first uses it.
+
+    Its event engine hands each message to one more thread: a message and its answer between two
+    processes took 0.56 ms with it, 0.34 ms without (measured on the host of two H200s). A version of
+    gRPC that does not know these words says so and goes on. What the user has set stays.
+    """
+    os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_client,-event_engine_listener")
+
+
 _GPU_RANK = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
     "TORCH_NCCL_ENABLE_MONITORING": "0",
