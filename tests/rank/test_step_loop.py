@@ -2,10 +2,12 @@
 
 import asyncio
 from collections import deque
-from contextlib import aclosing
 
 import pytest
 
+from kv_transfer.commands import KvEvent
+from pdserve.core.errors import RankError
+from pdserve.core.kv_layout import KvLayout
 from pdserve.engine.batch import Batch, StepOutput
 from pdserve.engine.ledger import Ledger
 from pdserve.rank.idle_trials import IdleTrials
@@ -37,8 +39,28 @@ class HeldRanks:
     """Ranks whose outputs come when the test says so."""
 
     def __init__(self) -> None:
+        self.num_blocks = 1
+        self.addresses: tuple[str, ...] = ()
+        self.pids: tuple[int, ...] = ()
         self.arrivals = Arrivals(step_timeout_s=60.0)
         self.in_flight: deque[Batch] = deque()
+
+    @property
+    def layout(self) -> KvLayout:
+        raise NotImplementedError
+
+    @property
+    def failed(self) -> asyncio.Future[RankError]:
+        return self.arrivals.failed
+
+    def kv(self, command: object) -> None:
+        raise NotImplementedError
+
+    async def next_event(self) -> tuple[int, KvEvent]:
+        raise NotImplementedError
+
+    async def close(self) -> None:
+        self.arrivals.fail(RankError("closed"))
 
     def submit(self, batch: Batch) -> Step:
         self.in_flight.append(batch)
@@ -59,12 +81,12 @@ class Loop:
         self._depth = depth
 
     async def __aenter__(self) -> "Loop":
-        self._task = asyncio.create_task(self._run())
+        self.task = asyncio.create_task(self._run())
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        self.task.cancel()
+        await asyncio.gather(self.task, return_exceptions=True)
 
     async def bring(self, *batches: Batch) -> None:
         """Something arrives: work, or nothing that could be planned."""
@@ -95,9 +117,8 @@ class Loop:
             meter=meter,
             trials=IdleTrials(ledger=ledger, limits=limits, idle_s=None, meter=meter, clock=clock),
         )
-        async with aclosing(steps):
-            async for _ in steps:
-                self.num_pauses += 1
+        async for _ in steps:
+            self.num_pauses += 1
 
 
 def batch(step: int) -> Batch:
@@ -147,3 +168,12 @@ async def test_steps_that_end_together_are_both_taken() -> None:
         await loop.bring(batch(2))
         await loop.finish_one()
         assert loop.scheduler.applied == [0, 1, 2]
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+async def test_ranks_that_are_lost_end_the_loop_whatever_it_waits_for(depth: int) -> None:
+    async with Loop(depth) as loop:
+        await loop.bring(batch(0))
+        loop.ranks.arrivals.fail(RankError("lost"))
+        with pytest.raises(RankError, match="lost"):
+            await loop.task
