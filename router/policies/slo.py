@@ -33,9 +33,9 @@ class SloPolicy:
         ready_decode(loads)
         must = self._locality.must_be_local(prompt)
         ways = [way for way in candidates(prompt, loads) if must is None or way.prefill is None]
-        if not any(way.is_known for way in ways):
+        if (problem := _why_not_by_limits(ways, loads, avoid)) is not None:
             decision = self._without_costs.choose(prompt, loads, avoid)
-            return replace(decision, explain=f"no way's times are known; {decision.explain}")
+            return replace(decision, explain=f"{problem}; {decision.explain}")
         rooms = {way.name: self._head_room(prompt, way) for way in ways}
         ways.sort(key=lambda way: (_unfit(prompt, way, avoid), -rooms[way.name], way.name))
         best = ways[0]
@@ -100,6 +100,16 @@ class SloPolicy:
         if room < 0:
             return f"{words}; none of {num_ways} ways keeps the limits, this one fails least"
         return f"{words}; {share(room)} head-room, the most of {num_ways} ways"
+
+
+def _why_not_by_limits(
+    ways: Sequence[Candidate], loads: Loads, avoid: frozenset[str]
+) -> str | None:
+    if not any(way.is_known for way in ways):
+        return "no way's times are known"
+    if {way.decode.name for way in ways} <= avoid and not {n.name for n in loads.decode} <= avoid:
+        return "all ways that are known go over nodes that failed it"
+    return None
 
 
 def _unfit(prompt: Prompt, way: Candidate, avoid: frozenset[str]) -> tuple[bool, bool, bool]:

@@ -123,3 +123,10 @@ def test_a_node_to_avoid_or_without_room_comes_last() -> None:
     assert decision.route.decode_node == "d1"
     full = loads(decode("d0", 0, 3, costs=DECODE_COSTS), decode("d1", 50, costs=DECODE_COSTS))
     assert way(full) == "d1"
+
+
+def test_a_node_without_a_known_way_is_taken_before_one_that_failed_the_request() -> None:
+    nodes = loads(D0, decode("d1", costs=DECODE_COSTS, prefill_chunk=0))
+    decision = POLICY.choose(prompt(300), nodes, avoid=frozenset({"d0"}))
+    assert decision.route.decode_node == "d1"
+    assert decision.explain.startswith("all ways that are known go over nodes that failed it")
