@@ -112,20 +112,32 @@ class Intake:
     ) -> list[GenerationRequest]:
         """One request for each prompt: a text, token ids, or a list of either."""
         rank = check_priority(priority)
-        _check_num_ids(prompt, TIMES_CONTEXT * max(max_model_len, 1024))
-        prompts = await self._prompts(prompt)
+        prompts = await self.prompts(
+            prompt, max_prompts=self._limits.max_prompts, max_model_len=max_model_len
+        )
         check_sampling(fields, vocab_size=self._vocab_size, max_n=self._limits.max_n)
         await self._check_grammar(fields)
         ids = []
         for item in prompts:
             if isinstance(item, str):
-                self.check_text("prompt", item, max_model_len)
                 ids.append(await self.tokenize(item, add_special_tokens=add_special_tokens))
             else:
                 ids.append(item)
         return [
             _request(item, fields, default_max_tokens, max_model_len, priority=rank) for item in ids
         ]
+
+    async def prompts(
+        self, prompt: object, *, max_prompts: int, max_model_len: int
+    ) -> list[str | tuple[int, ...]]:
+        """Texts and token ids; what is longer than any context is not looked at."""
+        _check_num_ids(prompt, TIMES_CONTEXT * max(max_model_len, 1024))
+        parse = partial(parse_prompts, prompt, vocab_size=self._vocab_size, max_prompts=max_prompts)
+        prompts = await asyncio.to_thread(parse) if _is_long(prompt) else parse()
+        for item in prompts:
+            if isinstance(item, str):
+                self.check_text("prompt", item, max_model_len)
+        return prompts
 
     async def chat(
         self,
@@ -211,15 +223,6 @@ class Intake:
         if use.required or fields.grammar is not None:
             fields = replace(fields, grammar=_calls_grammar(use, written, fields.grammar))
         return rules, fields
-
-    async def _prompts(self, prompt: object) -> list[str | tuple[int, ...]]:
-        parse = partial(
-            parse_prompts,
-            prompt,
-            vocab_size=self._vocab_size,
-            max_prompts=self._limits.max_prompts,
-        )
-        return await asyncio.to_thread(parse) if _is_long(prompt) else parse()
 
     async def _check_grammar(self, fields: SamplingFields) -> None:
         if fields.grammar is not None:
