@@ -8,7 +8,7 @@ other in a payload, ``B·D`` elements apart in a block of ``B`` tokens. So gathe
 reading from another rank's mapped cache are one kernel with three sets of strides, all in words of
 4 bytes and multiples of ``VECTOR``. ``HostPieces`` is the oracle of both.
 
-Copies run on a stream of their own, one after the other.
+Copies run on streams of their own; those on one stream follow each other.
 """
 
 from collections.abc import Sequence
@@ -49,17 +49,18 @@ class _Side:
 
 
 class _Recorded:
-    """A copy that is over when the stream has come so far."""
+    """A copy that is over when the streams have come so far."""
 
-    def __init__(self, stream: torch.cuda.Stream) -> None:
-        self._event = stream.record_event()
+    def __init__(self, *streams: torch.cuda.Stream) -> None:
+        self._events = [stream.record_event() for stream in streams]
 
     @property
     def is_over(self) -> bool:
-        return bool(self._event.query())
+        return all(event.query() for event in self._events)
 
     def wait(self) -> None:
-        self._event.synchronize()  # sync: blocks and payload are someone else's next
+        for event in self._events:
+            event.synchronize()  # sync: blocks and payload are someone else's next
 
 
 class DevicePieces:
@@ -78,7 +79,10 @@ class DevicePieces:
                 f"kv: address, block stride and row must be multiples of {VECTOR}, got {sizes}"
             )
         self._stream = torch.cuda.Stream(kv.device)  # type: ignore[no-untyped-call]
-        self._beside = torch.cuda.Stream(kv.device)  # type: ignore[no-untyped-call]
+        self._engines = (
+            torch.cuda.Stream(kv.device),  # type: ignore[no-untyped-call]
+            torch.cuda.Stream(kv.device),  # type: ignore[no-untyped-call]
+        )
         self._starts = torch.empty(2 * MAX_ITEMS, dtype=torch.int64).pin_memory()
         self._device_starts = torch.empty_like(self._starts, device=kv.device)
         self._try_out(kv.shape[4] * self._token_words, stride=1)
@@ -117,8 +121,8 @@ class DevicePieces:
         source = self._there(payload, len(pieces), unit)
         if target.row_stride == source.row_stride == row:
             self._fetch(target, source, num_rows * row)
-        else:
-            self._copy(target, source, num_rows, row, REMOTE_PROGRAMS)
+            return _Recorded(*self._engines)
+        self._copy(target, source, num_rows, row, REMOTE_PROGRAMS)
         return _Recorded(self._stream)
 
     def _on_device(self, payload: Payload) -> torch.Tensor:
@@ -137,8 +141,9 @@ class DevicePieces:
             for start in (0, row)
         )
         self._copy(target, source, 1, row)
+        self._stream.synchronize()  # sync: the same words are copied next
         self._fetch(target, source, row)
-        self._stream.synchronize()  # sync: the buffer goes
+        _Recorded(*self._engines).wait()
 
     def _here(self, blocks: Sequence[BlockId], pieces: range, head: int, unit: int) -> _Side:
         address, block_size = self._kv.data_ptr(), self._kv.shape[4]
@@ -185,13 +190,9 @@ class DevicePieces:
         sizes = _bytes(0, lengths)
         with torch.cuda.stream(self._stream):
             self._stream.query()  # makes the device's context this thread's
-            begin, count, streams = 0, FIRST_PART, (self._stream, self._beside)
-            while begin < len(first):
-                part = slice(begin, begin + count)
-                copy_all(targets[part], sources[part], sizes[part], streams[0])
-                begin, count, streams = part.stop, 2 * count, streams[::-1]
-            if len(first) > FIRST_PART:
-                self._stream.wait_stream(self._beside)
+            for turn, part in enumerate(_parts(len(first))):
+                engine = self._engines[turn % 2]
+                copy_all(targets[part], sources[part], sizes[part], engine)
 
     def _copy(
         self, target: _Side, source: _Side, num_rows: int, row: int, programs: int = LOCAL_PROGRAMS
@@ -219,6 +220,16 @@ class DevicePieces:
                     TILE=TILE,
                     num_warps=NUM_WARPS,
                 )
+
+
+def _parts(count: int) -> list[slice]:
+    """Of a list: each twice as long as the one before, the last two alike."""
+    parts, begin, length = [], 0, FIRST_PART
+    while count - begin > 2 * length:
+        parts.append(slice(begin, begin + length))
+        begin, length = begin + length, 2 * length
+    middle = begin + -(-(count - begin) // 2) if parts else count
+    return [*parts, slice(begin, middle), *([slice(middle, count)] if middle < count else [])]
 
 
 def _flat(data: torch.Tensor, num_pieces: int, piece: int, row: int) -> _Side:
