@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, grammar_from
 
-from pdserve.core.errors import InvalidRequestError
+from pdserve.core.errors import InvalidRequestError, ModelFilesError
 from pdserve.core.request import Grammar, GrammarKind
 from pdserve.text.schema_dates import with_real_dates
 from pdserve.text.tokenizer import Tokenizer
@@ -83,17 +83,27 @@ class Matcher:
 
 
 class GrammarCompiler:
-    """Compiles grammars for one model. Making one takes about a second; threads may share it."""
+    """Compiles grammars for one model. Making one takes about a second; threads may share it.
+
+    Raises ModelFilesError for a tokenizer that the library cannot take.
+    """
 
     def __init__(
         self, tokenizer: Tokenizer, *, vocab_size: int, eos_token_ids: Sequence[int]
     ) -> None:
         self._num_bytes = mask_len(vocab_size)
-        self._tokenizer = LLTokenizer(
-            tokenizer.to_json(),
-            n_vocab=max(vocab_size, tokenizer.vocab_size),
-            eos_token=list(eos_token_ids) or None,
-        )
+        try:
+            self._tokenizer = LLTokenizer(
+                tokenizer.to_json(),
+                n_vocab=max(vocab_size, tokenizer.vocab_size),
+                eos_token=list(eos_token_ids) or None,
+            )
+        except BaseException as error:
+            if not isinstance(error, ValueError) and not _is_panic(error):
+                raise
+            raise ModelFilesError(
+                f"answers of this model cannot follow grammars: its tokenizer: {error}"
+            ) from None
         self._limits = LLParserLimits(max_lexer_states=MAX_LEXER_STATES, verbose_errors=False)
 
     def compile(self, grammar: Grammar) -> Matcher:
@@ -107,6 +117,11 @@ class GrammarCompiler:
         if problem := matcher.get_error():
             raise InvalidRequestError(grammar.field, _plain(problem))
         return Matcher(matcher, grammar.field, self._num_bytes)
+
+
+def _is_panic(error: BaseException) -> bool:
+    """Whether the library's Rust gave up; there is no other name for that, and no Exception."""
+    return type(error).__name__ == "PanicException"
 
 
 def _library_grammar(grammar: Grammar) -> str:

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from pdserve.core.errors import InvalidRequestError
+from pdserve.core.errors import InvalidRequestError, ModelFilesError
 from pdserve.core.request import Grammar, GrammarKind
 from pdserve.text.grammar import GrammarCompiler
 from pdserve.text.tokenizer import Tokenizer
@@ -26,11 +26,15 @@ MAX_BYTES = 4 << 30  # of address space
 
 def main(arguments: Sequence[str]) -> None:
     model_dir, vocab_size, cpu_limit_s, *eos_token_ids = arguments
-    compiler = GrammarCompiler(
-        Tokenizer(Path(model_dir)),
-        vocab_size=int(vocab_size),
-        eos_token_ids=[int(token_id) for token_id in eos_token_ids],
-    )
+    compiler: GrammarCompiler | ModelFilesError
+    try:
+        compiler = GrammarCompiler(
+            Tokenizer(Path(model_dir)),
+            vocab_size=int(vocab_size),
+            eos_token_ids=[int(token_id) for token_id in eos_token_ids],
+        )
+    except ModelFilesError as error:
+        compiler = error  # the answer to whoever asks
     resource.setrlimit(resource.RLIMIT_AS, (MAX_BYTES, MAX_BYTES))
     signal.signal(TOO_LONG, signal.SIG_DFL)
     _say(READY)
@@ -41,7 +45,9 @@ def main(arguments: Sequence[str]) -> None:
         _say(json.dumps(problem))
 
 
-def _problem(compiler: GrammarCompiler, line: str) -> str | None:
+def _problem(compiler: GrammarCompiler | ModelFilesError, line: str) -> str | None:
+    if isinstance(compiler, ModelFilesError):
+        return str(compiler)
     asked = json.loads(line)
     grammar = Grammar(kind=GrammarKind(asked["kind"]), text=asked["text"], field="")
     try:

@@ -13,6 +13,7 @@ from pdserve.core.errors import InvalidRequestError, OverloadedError
 from pdserve.core.model_spec import read_model_spec
 from pdserve.core.request import Grammar, GrammarKind
 from router.grammar_checks import MAX_WAITING, GrammarChecks
+from tests.text.tiny_models import save, with_half_a_byte
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -119,3 +120,16 @@ async def test_a_check_that_nobody_waits_for_disturbs_nobody(checks):
     asking.cancel()
     await asyncio.gather(asking, return_exceptions=True)
     await checks.check(schema('{"const": "stays"}'))
+
+
+async def test_of_a_model_whose_answers_cannot_follow_any_it_is_said(
+    tmp_path: Path, model_dir: Path
+) -> None:
+    model = read_model_spec(model_dir)
+    checks = GrammarChecks(save(tmp_path / "model", with_half_a_byte()), model, LimitsConfig())
+    try:
+        for _ in range(2):
+            with pytest.raises(InvalidRequestError, match="answers of this model cannot"):
+                await checks.check(grammar("regex", "a+"))
+    finally:
+        checks.close()

@@ -3,6 +3,7 @@
 import json
 import random
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from pdserve.core.errors import InvalidRequestError
+from pdserve.core.errors import InvalidRequestError, ModelFilesError
 from pdserve.core.request import Grammar, GrammarKind
 from pdserve.text.grammar import GrammarCompiler, TokenMask, allows
 from pdserve.text.schema_dates import with_real_dates
@@ -18,7 +19,7 @@ from pdserve.text.tokenizer import Tokenizer
 from pdserve.text.tool_grammar import calls_grammar
 from pdserve.text.tool_parser import CallArguments, CallBegun, ToolParser
 from pdserve.text.tools import TOOL_FORMATS, Tool
-from tests.text.tiny_models import byte_fallback, byte_level, save
+from tests.text.tiny_models import byte_fallback, byte_level, save, with_half_a_byte
 
 END_OF = {"byte_level": 0, "byte_fallback": 2}
 MAX_TOKENS = 3000
@@ -33,6 +34,12 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         tokenizer, vocab_size=tokenizer.vocab_size, eos_token_ids=[END_OF[request.param]]
     )
     return tokenizer, compiler
+
+
+def test_a_tokenizer_that_the_library_gives_up_on_is_named(tmp_path: Path) -> None:
+    tokenizer = Tokenizer(save(tmp_path / "model", with_half_a_byte()))
+    with pytest.raises(ModelFilesError, match=r"cannot follow grammars: its tokenizer: .*<0x"):
+        GrammarCompiler(tokenizer, vocab_size=tokenizer.vocab_size, eos_token_ids=[2])
 
 
 def tokens_of(mask: TokenMask) -> list[int]:

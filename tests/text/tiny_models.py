@@ -59,7 +59,9 @@ def byte_fallback(*, strips: bool = True) -> Tokenizer:
     trainer = trainers.BpeTrainer(
         vocab_size=200, limit_alphabet=80, special_tokens=["<unk>"], show_progress=False
     )
-    learned.train_from_iterator([s.replace(" ", " ▁") for s in SAMPLES], trainer)
+    # No piece looks like the beginning of a byte's: those models have none, and grammars need that.
+    texts = [s.replace(" ", " ▁").replace("<0x", "") for s in SAMPLES]
+    learned.train_from_iterator(texts, trainer)
     model = json.loads(learned.to_str())["model"]
     pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁"]
     pieces += [piece for piece in model["vocab"] if piece not in pieces]
@@ -83,6 +85,13 @@ def byte_fallback(*, strips: bool = True) -> Tokenizer:
         tokenizer.normalizer = spaces
     tokenizer.decoder = decoders.Sequence(steps)
     return tokenizer
+
+
+def with_half_a_byte() -> Tokenizer:
+    """``byte_fallback`` with a piece that looks like a byte's and is none."""
+    content = json.loads(byte_fallback().to_str())
+    content["model"]["vocab"]["<0x"] = len(content["model"]["vocab"])
+    return Tokenizer.from_str(json.dumps(content))
 
 
 def metaspace() -> Tokenizer:
