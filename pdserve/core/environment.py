@@ -69,8 +69,8 @@ def set_up_front() -> None:
     """What gRPC reads from the environment, set before a front or the router first uses it.
 
     Its event engine hands each message to one more thread: a message and its answer between two
-    processes took 0.56 ms with it, 0.34 ms without (measured on the host of two H200s). A version of
-    gRPC that does not know these words says so and goes on. What the user has set stays.
+    processes took 0.56 ms with it, 0.34 ms without (measured on the host of two H200s). A version
+    of gRPC that does not know these words says so and goes on. What the user has set stays.
     """
     os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_client,-event_engine_listener")
 

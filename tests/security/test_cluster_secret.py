@@ -47,11 +47,14 @@ def address_of(site: Site, method: str) -> str:
     return site.nodes["decode-0" if "DecodeNode" in method else "p0"].address.address
 
 
-async def first_of(address: str, method: str, proof: bytes | None) -> bytes:
+async def first_of(
+    address: str, method: str, proof: bytes | None, *, says_hello: bool = True
+) -> bytes:
     """What a node says first. Raises AioRpcError where it refuses."""
 
     async def hello() -> AsyncIterator[bytes]:
-        yield METHODS[method].SerializeToString()
+        if says_hello:
+            yield METHODS[method].SerializeToString()
         await asyncio.sleep(PATIENCE_S)
 
     metadata = () if proof is None else ((METADATA_KEY, proof),)
@@ -63,8 +66,9 @@ async def first_of(address: str, method: str, proof: bytes | None) -> bytes:
 
 
 async def refusal(address: str, method: str, proof: bytes | None) -> str:
+    """In what words, of who says nothing: a message that meets the refusal hides it (grpc.aio)."""
     with pytest.raises(grpc.aio.AioRpcError) as raised:
-        await first_of(address, method, proof)
+        await first_of(address, method, proof, says_hello=False)
     assert raised.value.code() is grpc.StatusCode.UNAUTHENTICATED
     details = raised.value.details() or ""
     assert ACCESS.secret not in details

@@ -29,6 +29,7 @@ CALLS = {
 }
 # Pipes of multiprocessing pickle: a benchmark's, between processes that it starts itself.
 PIPES = {
+    "pdserve/bench/engine_ranks.py",
     "pdserve/bench/router/processes.py",
     "pdserve/bench/router/fake_node.py",
     "pdserve/bench/transfer/pair.py",
