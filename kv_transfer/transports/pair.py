@@ -26,26 +26,16 @@ from pdserve.core.errors import LinkDownError, TransferError, TransferTimeoutErr
 HOST, GUEST = 0, 1  # ranks of the pair; the side that dialled is the host
 
 
-class Receiving(Protocol):
-    """A receive that was posted."""
-
-    def wait(self) -> object:
-        """Until the bytes are there. Raises RuntimeError."""
-
-
 class Group(Protocol):
-    """A process group of two. Calls raise RuntimeError."""
+    """A process group of two. Calls return when the bytes have gone, or raise RuntimeError."""
 
-    def send(self, data: torch.Tensor, other: int) -> None:
-        """Post it. The bytes may leave later: nobody else writes them meanwhile."""
+    def send(self, data: torch.Tensor, other: int) -> None: ...
 
-    def receive(self, data: torch.Tensor, other: int) -> Receiving: ...
+    def receive(self, data: torch.Tensor, other: int) -> None: ...
 
     def abort(self) -> None:
         """From another thread: end what is under way."""
 
-
-MAX_BURST = 4  # receives of a pair in one turn
 
 MakeGroup = Callable[[Store, int, LinkSetting], Group]
 
@@ -60,10 +50,6 @@ class Send:
 class Receive:
     parcel: int
     data: torch.Tensor
-
-
-class _Nothing:
-    """No job is there yet."""
 
 
 class Pair:
@@ -135,14 +121,8 @@ class Pair:
                 group.abort()
                 return
         self._setting.events.put(PairMet(self._stream))
-        other = GUEST if rank == HOST else HOST
-        job = self._jobs.get()
-        while job is not None:
-            if isinstance(job, Send):
-                self._send(group, other, job)
-                job = self._jobs.get()
-            else:
-                job = self._receive(group, other, job)
+        while (job := self._jobs.get()) is not None:
+            self._move(group, GUEST if rank == HOST else HOST, job)
 
     def _named(self, error: Exception) -> TransferError:
         """Our own deadline and that of the process group are the same; either may come first."""
@@ -175,27 +155,15 @@ class Pair:
         self._stream.send(Message(PairOffer(host, port)))
         return store
 
-    def _send(self, group: Group, other: int, job: Send) -> None:
-        with self._setting.turns.sending, self._busy():
-            self._stream.send(job.word)
-            group.send(job.data, other)
-
-    def _receive(self, group: Group, other: int, first: Receive) -> Send | Receive | None:
-        """Post it, and what waits behind it before it has ended. Returns the job after those."""
-        burst, job = [first], self._next_if_any()
-        while isinstance(job, Receive) and len(burst) < MAX_BURST:
-            burst.append(job)
-            job = self._next_if_any()
-        with self._setting.turns.receiving, self._busy():
-            under_way = [group.receive(receive.data, other) for receive in burst]
-            for receive, receiving in zip(burst, under_way, strict=True):
-                receiving.wait()
-                self._busy_since_s = self._setting.clock.now_s()
-                self._setting.events.put(PayloadCame(self._stream, receive.parcel))
-        return self._jobs.get() if isinstance(job, _Nothing) else job
-
-    def _next_if_any(self) -> "Send | Receive | _Nothing | None":
-        return _Nothing() if self._jobs.empty() else self._jobs.get()
+    def _move(self, group: Group, other: int, job: Send | Receive) -> None:
+        if isinstance(job, Send):
+            with self._setting.turns.sending, self._busy():
+                self._stream.send(job.word)
+                group.send(job.data, other)
+        else:
+            with self._setting.turns.receiving, self._busy():
+                group.receive(job.data, other)
+            self._setting.events.put(PayloadCame(self._stream, job.parcel))
 
     @contextmanager
     def _busy(self) -> Iterator[None]:

@@ -5,7 +5,7 @@
       Frame + Announced ─────────────────────────────>     the send is posted now: post the receive
       payload ══════════ process group ══════════════>     then the message counts as arrived
 
-A receive is posted only on the sender's word, which it gives when it posts the send: one that is
+A receive is posted only on the sender's word, which it gives when it has its turn: one that is
 posted for a dead sender spins on a GPU for ever, and ranks that send to each other and to third
 ones would wait in a circle. Room for payloads there always is: a sender has few frames unanswered.
 

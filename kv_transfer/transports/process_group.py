@@ -4,7 +4,6 @@ nccl: the environment of the process must hold TORCH_NCCL_ASYNC_ERROR_HANDLING=0
 torch's heartbeat monitor off, or its watchdog ends the process when a peer dies.
 """
 
-from collections import deque
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -12,7 +11,6 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
-from kv_transfer.transports.pair import Receiving
 from kv_transfer.transports.pair_link import PairLink
 from kv_transfer.transports.transport import LinkSetting, Stream
 
@@ -40,25 +38,11 @@ class _GlooGroup:
     def send(self, data: torch.Tensor, other: int) -> None:
         self._group.send([data], other, 0).wait()
 
-    def receive(self, data: torch.Tensor, other: int) -> Receiving:
-        return self._group.recv([data], other, 0)
+    def receive(self, data: torch.Tensor, other: int) -> None:
+        self._group.recv([data], other, 0).wait()
 
     def abort(self) -> None:
         self._group.abort()
-
-
-class _Posted:
-    """Is over when the stream has come so far."""
-
-    def __init__(self, stream: torch.cuda.Stream) -> None:
-        self._event = stream.record_event()
-
-    @property
-    def is_over(self) -> bool:
-        return bool(self._event.query())
-
-    def wait(self) -> None:
-        self._event.synchronize()  # sync: the payload is read next, on another stream
 
 
 class NcclGroup:
@@ -70,20 +54,16 @@ class NcclGroup:
         options._timeout = timedelta(seconds=2 * setting.timeout_s)
         self._group: _TorchGroup = _C10D.ProcessGroupNCCL(store, rank, 2, options)
         self._stream = torch.cuda.Stream(setting.kv.device)  # type: ignore[no-untyped-call]
-        self._sending: deque[tuple[torch.Tensor, _Posted]] = deque()
 
     def send(self, data: torch.Tensor, other: int) -> None:
-        """One behind the other: that one has arrived the other side says on its stream."""
-        while self._sending and self._sending[0][1].is_over:
-            self._sending.popleft()
         with torch.cuda.stream(self._stream):
             self._group.send([data], other, 0).wait()
-        self._sending.append((data, _Posted(self._stream)))
+        self._stream.synchronize()  # sync: the deadline watches until the bytes have gone
 
-    def receive(self, data: torch.Tensor, other: int) -> Receiving:
+    def receive(self, data: torch.Tensor, other: int) -> None:
         with torch.cuda.stream(self._stream):
             self._group.recv([data], other, 0).wait()
-        return _Posted(self._stream)
+        self._stream.synchronize()  # sync: the payload is read next, on another stream
 
     def abort(self) -> None:
         self._group.abort()

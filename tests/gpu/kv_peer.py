@@ -11,7 +11,7 @@ the OPERATION-th offer, warming or frame of its link.
 import os
 import signal
 import sys
-from threading import Thread
+from threading import Event, Thread
 
 import torch
 from torch._C._distributed_c10d import Store
@@ -19,7 +19,6 @@ from torch._C._distributed_c10d import Store
 from kv_transfer.commands import AcceptPeer, ConnectPeer, ExpectHandoff, Peer, PushTokens
 from kv_transfer.messages import CacheOffer, Frame, Message, Warm
 from kv_transfer.transports import TRANSPORTS
-from kv_transfer.transports.pair import Receiving
 from kv_transfer.transports.pair_link import PairLink
 from kv_transfer.transports.process_group import NcclGroup
 from kv_transfer.transports.pull_link import cuda_ipc_link
@@ -47,9 +46,9 @@ class MortalGroup:
         self._count()
         self._group.send(data, other)
 
-    def receive(self, data: torch.Tensor, other: int) -> Receiving:
+    def receive(self, data: torch.Tensor, other: int) -> None:
         self._count()
-        return self._group.receive(data, other)
+        self._group.receive(data, other)
 
     def abort(self) -> None:
         self._group.abort()
@@ -94,10 +93,11 @@ class MortalLink:
 
 
 def die_at(operation: int) -> None:
-    """If this is the one."""
+    """If this is the one. What was to be done next is not: a signal takes a moment to stop us."""
     _, _, _, _, *fate = sys.argv
     if fate and operation == int(fate[1]):
         os.kill(os.getpid(), signal.Signals[fate[0]])
+        Event().wait()
 
 
 def mortal_pair_link(stream: Stream, setting: LinkSetting) -> PairLink:
