@@ -7,6 +7,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from kv_transfer.transports import TRANSPORTS
+from tests.gpu.one_process import NCCL_IN_ONE_PROCESS
 from tests.kv_transfer.conftest import no_thread_is_left
 from tests.kv_transfer.nodes import World, open_world
 from tests.kv_transfer.test_conformance import (
@@ -43,8 +45,13 @@ __all__ = [
 
 @pytest.fixture
 def world() -> Iterator[World]:
-    with open_world("nccl", _device_of) as opened:
-        yield opened
+    real = TRANSPORTS["nccl"]
+    TRANSPORTS["nccl"] = NCCL_IN_ONE_PROCESS
+    try:
+        with open_world("nccl", _device_of) as opened:
+            yield opened
+    finally:
+        TRANSPORTS["nccl"] = real
 
 
 def _device_of(peer_id: str) -> torch.device:
