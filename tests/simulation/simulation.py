@@ -94,10 +94,10 @@ class Simulation:
         for client in self.clients:
             self._check_error(client)
         await self._until(self._is_whole, HEAL_S, "the cluster heals", stays_s=SETTLE_S)
+        await self._until(self._is_idle, HEAL_S, "what cut links left is free")
         for prompt_len in PROBE_LENS:
-            await self._until(self._is_idle, IDLE_S, "everything is free")
             await self._probe(prompt_len)
-        await self._until(self._is_idle, IDLE_S, "everything is free")
+            await self._until(self._is_idle, IDLE_S, "everything is free")
         self._check_idle()
 
     def _ask(self, wish: Wish) -> None:
