@@ -60,7 +60,7 @@ class Pieces(Protocol):
     def scatter(
         self, payload: Payload, blocks: Sequence[BlockId], pieces: range, heads: range, *, unit: int
     ) -> Copying:
-        """Begin to copy a payload into the cache. What is begun later ends later.
+        """Begin to copy a payload into the cache.
 
         Raises TransferError if it lies outside its sender's cache.
         """

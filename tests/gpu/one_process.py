@@ -1,8 +1,8 @@
 """NCCL's link where both ranks of a pair, and several pairs of one GPU, are in one process.
 
-NCCL does not let several threads use communicators of one device at once, and frees those of a pair
-together once both ranks have let go. Ranks are processes of their own, each with one thread that
-lets go of its links; here endpoints do so one after the other.
+Ranks are processes of their own, each with one thread that lets go of its links. Here several
+threads would do so at once, for communicators of one GPU whose other ranks are in the same process:
+one was aborted then once, for a reason that is not known. So they do it one after the other.
 """
 
 from threading import Lock
