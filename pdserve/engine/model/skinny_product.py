@@ -33,9 +33,10 @@ class Tiling:
     depth: int
     stages: int  # blocks of weights in use or on their way
     warps: int
+    splits: int = 1  # programs that share the inputs
 
     def fits(self, out_size: int, in_size: int) -> bool:
-        return out_size % self.columns == 0 and in_size % self.depth == 0
+        return out_size % self.columns == 0 and in_size % (self.depth * self.splits) == 0
 
     @property
     def fills_units(self) -> bool:
@@ -51,7 +52,13 @@ FOR_FEW = (
     (0, Tiling(columns=64, depth=128, stages=6, warps=4)),
     (0, Tiling(columns=32, depth=64, stages=6, warps=4)),
 )
-FOR_MORE = ((16384, Tiling(columns=128, depth=128, stages=3, warps=8)),)  # the library's: others
+FOR_MORE = (  # the others by the library
+    (16384, Tiling(columns=128, depth=128, stages=4, warps=8)),
+    (3072, Tiling(columns=64, depth=128, stages=4, warps=4, splits=2)),
+)
+# Where splitting pays: the outputs alone are too few programs, and the inputs are many.
+MOST_SPLIT_OUT = 4096
+LEAST_SPLIT_IN = 4096
 
 
 class Product(Protocol):
@@ -69,6 +76,8 @@ class SkinnyProduct:
         self._weight = weight  # [out, in]
         self._bias = bias
         self._tilings = (few, more, more)  # for so many ROWS
+        num_tiles = weight.shape[0] // min(tiling.columns for tiling in (few, more) if tiling)
+        self._arrivals = torch.zeros(num_tiles, dtype=torch.int32, device=weight.device)
         self._one_depth = _one_row_depth(weight.shape[1])
         for num_rows in (1, *ROWS):  # compiles and loads the kernels, which a request must not
             self(self.zeros(num_rows))
@@ -109,24 +118,31 @@ class SkinnyProduct:
         num_rows = x.shape[0]
         fitting = [number for number, rows in enumerate(ROWS) if num_rows <= rows]
         tiling = self._tilings[fitting[0]] if num_rows and fitting else None
-        if tiling is None or (is_gated and not tiling.fills_units):
+        if tiling is None or (is_gated and not (tiling.fills_units and tiling.splits == 1)):
             return None
         assert x.stride(1) == 1
-        num_programs = self._weight.shape[0] // tiling.columns
+        rows, splits = ROWS[fitting[0]], tiling.splits
+        num_tiles = self._weight.shape[0] // tiling.columns
+        pieces = None
+        if splits > 1:
+            pieces = x.new_empty(splits, self._weight.shape[0], rows, dtype=torch.float32)
         out = x.new_empty(num_rows, self._weight.shape[0] // (2 if is_gated else 1))
-        triton_kernels.few_rows_product[(num_programs,)](
+        triton_kernels.few_rows_product[(num_tiles, splits)](
             out,
             x,
             self._weight,
             self._bias,
+            pieces,
+            self._arrivals,
             num_rows,
             out.shape[1],
             x.shape[1],
             x.stride(0),
             HAS_BIAS=self._bias is not None,
-            ROWS=ROWS[fitting[0]],
+            ROWS=rows,
             COLUMNS=tiling.columns,
             DEPTH=tiling.depth,
+            SPLITS=splits,
             LEFT=tiling.fills_units,
             GATED=is_gated,
             num_warps=tiling.warps,
@@ -176,7 +192,8 @@ def _first_that_fits(
     tilings: Sequence[tuple[int, Tiling]], out_size: int, in_size: int
 ) -> Tiling | None:
     for least, tiling in tilings:
-        if out_size >= least and tiling.fits(out_size, in_size):
+        pays = tiling.splits == 1 or (out_size <= MOST_SPLIT_OUT and in_size >= LEAST_SPLIT_IN)
+        if out_size >= least and pays and tiling.fits(out_size, in_size):
             return tiling
     return None
 

@@ -1,7 +1,8 @@
 """The Triton kernels of ``skinny_product.py``.
 
-A program owns some outputs and goes through all inputs, so that no sum is split and the result does
-not depend on who is first. Nothing is read before the wait but weights, which nobody writes.
+A program owns some outputs and goes through all inputs, or several share the inputs and one of them
+adds up what each has, in their order: the result does not depend on who is first. Nothing is read
+before the wait but weights, which nobody writes.
 """
 
 import triton
@@ -43,6 +44,8 @@ def few_rows_product(
     x,
     weight,
     bias,
+    pieces,
+    arrivals,
     num_rows,
     out_size,
     in_size,
@@ -51,6 +54,7 @@ def few_rows_product(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
+    SPLITS: tl.constexpr,
     LEFT: tl.constexpr,
     GATED: tl.constexpr,
 ):
@@ -59,31 +63,67 @@ def few_rows_product(
 
     ``GATED``, with weights on the left: of ``2 * out`` rows of weights a program takes some and
     those ``out`` further on; SiLU of what the first give times what the others give is the result.
+
+    ``SPLITS``, with weights on the left: so many programs share the inputs; each leaves its piece
+    of the sum, and the last to arrive adds all of them up, in their order.
     """
     gdc_launch_dependents()
     gdc_wait()
+    tile = tl.program_id(0)
     place = tl.arange(0, COLUMNS)
     if GATED:
-        MINE: tl.constexpr = COLUMNS // 2
-        column = tl.program_id(0) * MINE + place % MINE + place // MINE * out_size
+        column = tile * (COLUMNS // 2) + place % (COLUMNS // 2) + place // (COLUMNS // 2) * out_size
     else:
-        MINE: tl.constexpr = COLUMNS
-        column = tl.program_id(0) * MINE + place
+        column = tile * COLUMNS + place
     row = tl.arange(0, ROWS)
-    real = row < num_rows
     depth = tl.arange(0, DEPTH)
-    weights = weight + column[:, None].to(tl.int64) * in_size + depth[None, :]
-    inputs = x + row[:, None] * x_stride + depth[None, :]
+    num_steps = in_size // (SPLITS * DEPTH)
+    first = tl.program_id(1) * num_steps * DEPTH
+    weights = weight + column[:, None].to(tl.int64) * in_size + (first + depth)[None, :]
+    inputs = x + row[:, None] * x_stride + (first + depth)[None, :]
     if LEFT:
         total = tl.zeros([COLUMNS, ROWS], dtype=tl.float32)
     else:
         total = tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
-    for _ in range(in_size // DEPTH):
+    for _ in range(num_steps):
         block = tl.load(weights, eviction_policy="evict_first")
-        given = tl.load(inputs, mask=real[:, None], other=0.0)
+        given = tl.load(inputs, mask=(row < num_rows)[:, None], other=0.0)
         total = tl.dot(block, given.T, total) if LEFT else tl.dot(given, block.T, total)
         weights += DEPTH
         inputs += DEPTH
+    if SPLITS == 1:
+        _finish(out, total, bias, column, num_rows, out_size, HAS_BIAS, ROWS, COLUMNS, LEFT, GATED)
+    else:
+        SIZE: tl.constexpr = COLUMNS * ROWS
+        piece = pieces + tile * (SPLITS * SIZE) + place[:, None] * ROWS + row[None, :]
+        tl.store(piece + tl.program_id(1) * SIZE, total)
+        tl.debug_barrier()  # the piece is written before this program says so
+        if tl.atomic_add(arrivals + tile, 1, sem="acq_rel") == SPLITS - 1:
+            tl.store(arrivals + tile, 0)  # for the next time
+            whole = tl.load(piece, cache_modifier=".cg")
+            for split in tl.static_range(1, SPLITS):
+                whole += tl.load(piece + split * SIZE, cache_modifier=".cg")
+            _finish(
+                out, whole, bias, column, num_rows, out_size, HAS_BIAS, ROWS, COLUMNS, LEFT, GATED
+            )
+
+
+@triton.jit
+def _finish(
+    out,
+    total,
+    bias,
+    column,
+    num_rows,
+    out_size,
+    HAS_BIAS: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    LEFT: tl.constexpr,
+    GATED: tl.constexpr,
+):
+    """Bias, gate, and the write of a program's outputs."""
+    MINE: tl.constexpr = COLUMNS // 2 if GATED else COLUMNS
     if HAS_BIAS:
         offset = tl.load(bias + column).to(tl.float32)
         total += offset[:, None] if LEFT else offset[None, :]
@@ -93,7 +133,8 @@ def few_rows_product(
         total = gate * tl.sigmoid(gate) * up.to(out.dtype.element_ty).to(tl.float32)
     if LEFT:
         total = total.T
-    first = tl.program_id(0) * MINE
-    cells = out + row[:, None] * out_size + (first + tl.arange(0, MINE))[None, :]
-    mask = real[:, None] & (tl.arange(0, MINE) >= 0)[None, :]
+    row = tl.arange(0, ROWS)
+    mine = tl.program_id(0) * MINE + tl.arange(0, MINE)
+    mask = (row < num_rows)[:, None] & (mine >= 0)[None, :]
+    cells = out + row[:, None] * out_size + mine[None, :]
     tl.store(cells, total.to(out.dtype.element_ty), mask=mask)
