@@ -313,8 +313,7 @@ class Dispatcher:
         if self._queue_deadline is not None:
             self._queue_deadline.cancel()
             self._queue_deadline = None
-        deadline_s = self._admission.next_deadline_s()
-        if deadline_s is not None:
+        if (deadline_s := self._admission.next_deadline_s()) is not None:
             loop = asyncio.get_running_loop()
             self._queue_deadline = loop.call_later(
                 deadline_s - now_s, self._outermost, self._let_in
