@@ -16,6 +16,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, grammar_from
 from pdserve.core.errors import InvalidRequestError, ModelFilesError
 from pdserve.core.request import Grammar, GrammarKind
 from pdserve.text.schema_dates import with_real_dates
+from pdserve.text.schema_numbers import check_numbers
 from pdserve.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:  # the library has it in its stubs only
@@ -128,7 +129,9 @@ def _library_grammar(grammar: Grammar) -> str:
     try:
         match grammar.kind:
             case GrammarKind.JSON_SCHEMA:
-                schema = json.dumps(with_real_dates(json.loads(grammar.text)))
+                given = json.loads(grammar.text)
+                check_numbers(given)
+                schema = json.dumps(with_real_dates(given))
                 return LLMatcher.grammar_from_json_schema(schema, overrides=JSON_LAYOUT)
             case GrammarKind.REGEX:
                 return LLMatcher.grammar_from_regex(grammar.text)

@@ -4,9 +4,11 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pdserve.core.errors import InvalidRequestError
 from pdserve.core.request import Grammar, GrammarKind
 from pdserve.text.grammar import JSON_LAYOUT
 from pdserve.text.schema_dates import with_real_dates
+from pdserve.text.schema_numbers import check_numbers
 from pdserve.text.tools import Tool, ToolFormat
 
 FIELD = "tools"
@@ -22,6 +24,7 @@ def calls_grammar(
     """Calls of these tools as the format writes them, one or ``several``, or JSON of a schema.
 
     A special token cannot be spelled by a grammar: formats that open with one are written without.
+    Raises InvalidRequestError for a schema that no answer can keep to.
     """
     begin, between, end = _around(written)
     calls = f"{begin} call ({between} call)* {end}" if several else f"{begin} call {end}"
@@ -51,4 +54,8 @@ def _quoted(text: str) -> str:
 
 
 def _json(schema: Mapping[str, Any]) -> str:
+    try:
+        check_numbers(schema)
+    except ValueError as error:
+        raise InvalidRequestError(FIELD, str(error)) from None
     return "%json " + json.dumps({**with_real_dates(schema), "x-guidance": JSON_LAYOUT})

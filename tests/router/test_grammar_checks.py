@@ -45,6 +45,7 @@ def grammar(kind: str, text: str) -> Grammar:
             '{"$defs": {"n": {"type": "object", "properties": '
             '{"next": {"$ref": "#/$defs/n"}}}}, "$ref": "#/$defs/n"}',
         ),
+        ("json_schema", '{"enum": [9007199254740992], "default": 9007199254740993}'),
         ("regex", "(a+)+$"),
         ("regex", "[ab]*a[ab]{40}"),
         ("ebnf", 'root ::= "yes" | "no"'),
@@ -73,6 +74,21 @@ async def test_what_can_be_followed_is_let_through(checks, kind, text):
         ("json_schema", '{"type": "integer", "minimum": 5, "maximum": 3}', "minimum"),
         ("json_schema", '{"type": "string", "pattern": "("}', "unclosed"),
         ("json_schema", "[]", "object"),
+        (
+            "json_schema",
+            '{"enum": [1, {"a": [9007199254740993]}]}',
+            "enum: 9007199254740993 cannot",
+        ),
+        (
+            "json_schema",
+            '{"items": {"const": -9007199254740993}}',
+            "const: -9007199254740993 cannot",
+        ),
+        (
+            "json_schema",
+            '{"properties": {"a": {"type": "integer", "minimum": 9007199254740993}}}',
+            "minimum: 9007199254740993 cannot",
+        ),
         ("regex", "(", "unclosed"),
         ("regex", "(?=a)b", "look-around"),
         ("regex", r"(a)\1", "backreference"),

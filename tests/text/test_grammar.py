@@ -15,6 +15,7 @@ from pdserve.core.errors import InvalidRequestError, ModelFilesError
 from pdserve.core.request import Grammar, GrammarKind
 from pdserve.text.grammar import GrammarCompiler, TokenMask, allows
 from pdserve.text.schema_dates import with_real_dates
+from pdserve.text.schema_numbers import MOST
 from pdserve.text.tokenizer import Tokenizer
 from pdserve.text.tool_grammar import calls_grammar
 from pdserve.text.tool_parser import CallArguments, CallBegun, ToolParser
@@ -109,9 +110,9 @@ leaves = st.one_of(
         st.integers(0, 3),
         st.integers(0, 5),
     ),
-    st.lists(st.none() | st.booleans() | st.integers() | names, min_size=1, max_size=4).map(
-        lambda values: {"enum": values}
-    ),
+    st.lists(
+        st.none() | st.booleans() | st.integers(-MOST, MOST) | names, min_size=1, max_size=4
+    ).map(lambda values: {"enum": values}),
     st.just({"type": "string", "pattern": "^[a-c]{1,3}-[0-9]?$"}),
     st.sampled_from([{"type": "string", "format": each} for each in ("date", "ipv4", "uuid")]),
 )
