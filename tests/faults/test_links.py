@@ -15,7 +15,6 @@ import httpx
 import pytest
 
 from pdserve.core.config import DecodeConfig, PrefillConfig, RouterConfig
-from prefill_node.node import PrefillNode
 from router.server import Router, start_router
 from router.service import RouterSpec
 from tests.faults.proxy import FAULTS, Fault, Proxy, start_proxy
@@ -119,15 +118,9 @@ def _router_spec(model_dir: Path, nodes) -> RouterSpec:
     )
 
 
-def prefill_of(site: Site) -> PrefillNode:
-    node = site.nodes["p0"].node
-    assert isinstance(node, PrefillNode)
-    return node
-
-
 STAGES: dict[str, Callable[[Site], bool]] = {
     "queued": lambda site: site.decode.node.num_requests > 0,
-    "prefilling": lambda site: prefill_of(site).scheduler.num_running > 0,
+    "prefilling": lambda site: site.prefill.scheduler.num_running > 0,
     "transferring": lambda site: any(site.ranks["p0"].endpoints[0].sending),
     "decoding": lambda site: site.decode.node.scheduler.num_running > 0,
 }

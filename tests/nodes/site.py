@@ -68,6 +68,13 @@ class Site:
         assert isinstance(node, RunningDecodeNode)
         return node
 
+    @property
+    def prefill(self) -> PrefillNode:
+        """The first one, ``p0``."""
+        node = self.nodes["p0"].node
+        assert isinstance(node, PrefillNode)
+        return node
+
     def record(self, name: str) -> session_pb2.CompatibilityRecord:
         """What the node of that name tells those that it is paired with."""
         node = self.nodes[name].node

@@ -10,7 +10,6 @@ import pytest
 
 from pdserve.core.config import RouterConfig
 from pdserve.telemetry.traces import Tracer
-from prefill_node.node import PrefillNode
 from router.server import start_router
 from router.service import RouterSpec
 from tests.nodes.site import PATIENCE_S, Site
@@ -65,14 +64,8 @@ def ask(client: httpx.AsyncClient, **fields: object) -> asyncio.Task[httpx.Respo
     return asyncio.create_task(client.post("/v1/completions", json=body))
 
 
-def prefill_of(site: Site) -> PrefillNode:
-    node = site.nodes["p0"].node
-    assert isinstance(node, PrefillNode)
-    return node
-
-
 MOMENTS: dict[str, Callable[[Site], bool]] = {
-    "computed there": lambda site: prefill_of(site).scheduler.num_running > 0,
+    "computed there": lambda site: site.prefill.scheduler.num_running > 0,
     "on its way": lambda site: any(site.ranks["p0"].endpoints[0].sending),
     "decoded": lambda site: site.decode.node.scheduler.num_running > 0,
 }
@@ -96,7 +89,7 @@ async def test_a_client_that_leaves_gives_every_block_back_on_both_nodes(
             call.cancel()
             await site.until_free()
             assert site.decode.node.num_requests == 0
-            assert prefill_of(site).num_prefills == 0
+            assert site.prefill.num_prefills == 0
             assert (await client.get("/admin/status")).json()["requests"] == 0
 
 

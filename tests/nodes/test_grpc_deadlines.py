@@ -12,7 +12,6 @@ import pytest
 from pdserve.core.config import RouterConfig
 from pdserve.rpc.v1 import inference_pb2 as pb
 from pdserve.rpc.v1 import inference_pb2_grpc
-from prefill_node.node import PrefillNode
 from router.server import start_router
 from router.service import RouterSpec
 from tests.nodes.site import PATIENCE_S, Site
@@ -23,14 +22,8 @@ DEADLINES_S = (0.1, 0.2, 0.5, 1.0, 2.0, 4.0, 8.0)
 PROMPT = [i * 7 % 60 for i in range(120)]
 
 
-def prefill_of(site: Site) -> PrefillNode:
-    node = site.nodes["p0"].node
-    assert isinstance(node, PrefillNode)
-    return node
-
-
 MOMENTS: dict[str, Callable[[Site], bool]] = {
-    "computed there": lambda site: prefill_of(site).scheduler.num_running > 0,
+    "computed there": lambda site: site.prefill.scheduler.num_running > 0,
     "on its way": lambda site: any(site.ranks["p0"].endpoints[0].sending),
     "decoded": lambda site: site.decode.node.scheduler.num_running > 0,
 }
@@ -82,7 +75,7 @@ async def test_a_deadline_that_passes_gives_every_block_back_on_both_nodes(
                     await site.post.pause(0.02)
                 assert ending.result() is grpc.StatusCode.DEADLINE_EXCEEDED
                 await site.until_free()
-                assert site.decode.node.num_requests == prefill_of(site).num_prefills == 0
+                assert site.decode.node.num_requests == site.prefill.num_prefills == 0
                 if seen:
                     return
         pytest.fail("the moment was never reached")

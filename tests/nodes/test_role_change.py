@@ -62,7 +62,7 @@ async def test_what_a_node_holds_ends_before_it_switches_and_new_work_goes_on_el
         held = ask(site.model, 1, prompt_len=120, max_tokens=6, prefill_nodes=("p0",))
         router.submit(held)
         async with asyncio.timeout(PATIENCE_S):
-            while not any(site.ranks["p0"].blocks_in_use()):
+            while site.prefill.num_prefills == 0 or not any(site.ranks["p0"].blocks_in_use()):
                 await site.post.pause(0.05)
         switching = asyncio.create_task(site.switch("p0", DECODE))
         await router.until(lambda: held.is_over or "p0" in router.connected)
