@@ -79,12 +79,16 @@ class GrammarState:
     def advance(self, token_id: int) -> bool:
         assert self._matcher is not None
         assert self.mask is not None, "sampled before its mask was known"
-        if not self._matcher.advance([token_id]):
-            self._owner.fail(self, InternalError(f"token {token_id} does not follow the grammar"))
-            self.mask = None
+        error: PdserveError = InternalError(f"token {token_id} does not follow the grammar")
+        self.mask = None
+        try:
+            follows = self._matcher.advance([token_id])
+        except InvalidRequestError as too_much:
+            follows, error = False, too_much
+        if not follows:
+            self._owner.fail(self, error)
             return False
         self._num_outputs += 1
-        self.mask = None
         if self._matcher.is_complete:
             return True
         self._owner.mask(self, self._matcher)

@@ -27,6 +27,7 @@ TokenMask = bytes
 
 MAX_LEXER_STATES = 20_000  # of one answer; each takes 1 to 2 KiB
 MAX_PROBLEM_CHARS = 300
+_TOO_MUCH = "parser error"  # of work beyond the library's limits, as for a grammar without end
 
 JSON_LAYOUT: "JsonCompileOptions" = {
     "whitespace_flexible": False,
@@ -46,6 +47,11 @@ def mask_len(vocab_size: int) -> int:
 def allows(mask: TokenMask, token_id: int) -> bool:
     """Whether a token may come next."""
     return bool(mask[token_id >> 3] >> (token_id & 7) & 1)
+
+
+def first_allowed(mask: TokenMask) -> int:
+    """The lowest token of a mask that has one."""
+    return next(token_id for token_id in range(8 * len(mask)) if allows(mask, token_id))
 
 
 class Matcher:
@@ -75,8 +81,15 @@ class Matcher:
         return mask
 
     def advance(self, token_ids: Sequence[int]) -> bool:
-        """Take tokens in; False, and never of use again, where one may not come here."""
-        return self._matcher.consume_tokens(list(token_ids))
+        """Take tokens in; False, and never of use again, where one may not come here.
+
+        Raises InvalidRequestError where that takes more work than a grammar is given.
+        """
+        if self._matcher.consume_tokens(list(token_ids)):
+            return True
+        if (problem := self._matcher.get_error()).startswith(_TOO_MUCH):
+            raise InvalidRequestError(self._field, _plain(problem))
+        return False
 
     def copy(self) -> "Matcher":
         """Another one that stands where this one does."""

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from pdserve.core.errors import InvalidRequestError, ModelFilesError
 from pdserve.core.request import Grammar, GrammarKind
-from pdserve.text.grammar import GrammarCompiler
+from pdserve.text.grammar import GrammarCompiler, first_allowed
 from pdserve.text.tokenizer import Tokenizer
 
 READY = "ready"
@@ -52,7 +52,7 @@ def _problem(compiler: GrammarCompiler | ModelFilesError, line: str) -> str | No
     grammar = Grammar(kind=GrammarKind(asked["kind"]), text=asked["text"], field="")
     try:
         matcher = compiler.compile(grammar)
-        matcher.mask()
+        matcher.advance([first_allowed(matcher.mask())])
     except InvalidRequestError as error:
         return str(error).removeprefix(": ")
     return None

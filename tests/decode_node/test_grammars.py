@@ -164,6 +164,21 @@ async def test_a_token_that_does_not_follow_ends_the_request_by_name(load, token
         assert told.error.kind == "internal_error"
 
 
+async def test_a_way_of_a_grammar_that_has_no_end_ends_the_request_by_its_field(load, tokenizer):
+    endless = 'root ::= "b" | "a" more\nmore ::= "a" more'
+    (a,) = tokenizer.encode("a", add_special_tokens=False)
+    async with opened(load) as grammars:
+        grammar = Grammar(kind=GrammarKind.EBNF, text=endless, field="guided_grammar")
+        state = grammars.begin(KEY, grammar, (), NO_ENDS)
+        told = await asyncio.wait_for(grammars.next_news(), 10)
+        while told == MaskKnown():
+            assert state.advance(a) is False
+            told = await asyncio.wait_for(grammars.next_news(), 10)
+        assert isinstance(told, Failed)
+        assert told.error.kind == "invalid_request_error"
+        assert str(told.error).startswith("guided_grammar: ")
+
+
 async def test_a_compiler_that_cannot_be_made_fails_the_requests_and_nobody_else():
     def load() -> GrammarCompiler:
         raise OSError("no such file")

@@ -95,6 +95,8 @@ async def test_what_can_be_followed_is_let_through(checks, kind, text):
         ("regex", "(" * 3000 + "a" + ")*" * 3000, "regex"),
         ("ebnf", "root ::= [", "GBNF"),
         ("ebnf", "start: nobody", "nobody"),
+        ("ebnf", 'root ::= "a" root', "Too many items"),
+        ("ebnf", 'root ::= "a" root | root "b"', "Too many items"),
         ("lark", "start: start", "no text can match"),
         ("regex", "a" * 10_001, "10001 bytes"),
         ("regex", "\ud800", "Unicode"),
