@@ -65,10 +65,10 @@ class GuardedProtocol(HttpToolsProtocol):
         except httptools.HttpParserUpgrade:
             pass  # it is answered as if it had not asked for another protocol
         except httptools.HttpParserError:
-            self._refuse_head()
+            self._refuse_garbled()
         if self._in_head and self._num_head_bytes > self._limits.max_header_bytes:
             self._is_head_too_large = True
-            self._refuse_head()
+            self._refuse_garbled()
 
     # ---- what the parser finds --------------------------------------------------------------
 
@@ -85,10 +85,10 @@ class GuardedProtocol(HttpToolsProtocol):
         self._grow_head(len(name) + len(value))
 
     def on_headers_complete(self) -> None:
+        super().on_headers_complete()  # raises for a URL that is none: then it is no request yet
         self._in_head = False
         self._num_unanswered += 1
         self._watch(self._limits.body_timeout_s, self._on_late_body)
-        super().on_headers_complete()
 
     def on_message_complete(self) -> None:
         self._in_head, self._num_head_bytes = True, 0
@@ -101,13 +101,14 @@ class GuardedProtocol(HttpToolsProtocol):
         unread = self.cycle.response_complete and self.cycle.more_body
         if unread and not self.transport.is_closing():
             self._watch(LINGER_S, self.transport.close)
-        if self._is_garbled and not self._num_unanswered:
-            self._refuse_head()
+        if self._is_garbled:
+            self._refuse_garbled()
 
     # ---- bounds -----------------------------------------------------------------------------
 
-    def _refuse_head(self) -> None:
-        if self._in_head and self._num_unanswered:
+    def _refuse_garbled(self) -> None:
+        """What came last is wrong in its head or in its body."""
+        if self._num_unanswered > (0 if self._in_head else 1):
             self._is_garbled = True  # those before it came whole: they are answered first
             self._stop_timer()
             return

@@ -165,4 +165,21 @@ async def test_what_is_garbled_behind_requests_is_refused_after_their_answers(
         assert last[:3] == (b"400" if b"what" in garbage else b"431")
     garbled = POST + b"Transfer-Encoding: chunked\r\n\r\nno number\r\n"
     assert (await say(address, garbled)).status == 400
+    for garbage in (
+        garbled,
+        b"CONNECT x:80 HTTP/1.1\r\n\r\n",
+        b"GET http://x:99999/ HTTP/1.1\r\n\r\n",
+    ):
+        heard = await say(address, GOOD + GOOD + garbage)
+        assert heard.raw.count(ANSWER.encode()) == 2
+        assert heard.raw.rpartition(b"HTTP/1.1 ")[2].startswith(b"400")
     bounded.decode[0].token_time_s = 0.0
+
+
+@pytest.mark.parametrize("target", [b"CONNECT x:80", b"GET http://x:99999/"])
+async def test_a_target_that_is_none_is_refused_without_a_fault(
+    bounded: World, target: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    heard = await say(bounded.router.http_address, target + b" HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert heard.status == 400
+    assert not [record for record in caplog.records if record.exc_info]
