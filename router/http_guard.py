@@ -24,6 +24,7 @@ from pdserve.core.config import LimitsConfig
 
 LINGER_S = 2.0  # a client that still sends gets so long to read why it was refused
 BAD_REQUEST, TIMED_OUT, HEAD_TOO_LARGE = 400, 408, 431
+CONNECT, UPGRADE = b"CONNECT", b"upgrade"
 
 
 class GuardedProtocol(HttpToolsProtocol):
@@ -39,6 +40,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._is_refused = False
         self._is_garbled = False  # what came behind requests that are still being answered
         self._num_unanswered = 0
+        self._wants_upgrade = False
         self._timer: asyncio.TimerHandle | None = None  # for the head, the body or the end
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -61,14 +63,30 @@ class GuardedProtocol(HttpToolsProtocol):
                 self._watch_head()
         self._unset_keepalive_if_required()
         try:
-            self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            pass  # it is answered as if it had not asked for another protocol
+            self._parse(data)
         except httptools.HttpParserError:
             self._refuse_garbled()
         if self._in_head and self._num_head_bytes > self._limits.max_header_bytes:
             self._is_head_too_large = True
             self._refuse_garbled()
+
+    def _parse(self, data: bytes) -> None:
+        """The parser leaves out the body of who asks for another protocol, and all that follows:
+        it gets the head again, without that wish. Java's own HTTP client asks so of every server.
+        """
+        while data:
+            try:
+                self.parser.feed_data(data)
+            except httptools.HttpParserUpgrade as upgrade:
+                (num_parsed,) = upgrade.args
+                version = self.parser.get_http_version().encode()
+                head = [self.parser.get_method() + b" " + self.url + b" HTTP/" + version]
+                head += [name + b": " + value for name, value in self.headers if name != UPGRADE]
+                data = b"\r\n".join([*head, b"", b""]) + data[num_parsed:]
+                self.parser = httptools.HttpRequestParser(self)
+                self._wants_upgrade = False
+            else:
+                return
 
     # ---- what the parser finds --------------------------------------------------------------
 
@@ -85,12 +103,17 @@ class GuardedProtocol(HttpToolsProtocol):
         self._grow_head(len(name) + len(value))
 
     def on_headers_complete(self) -> None:
+        self._wants_upgrade = self.parser.should_upgrade() and self.parser.get_method() != CONNECT
+        if self._wants_upgrade:
+            return
         super().on_headers_complete()  # raises for a URL that is none: then it is no request yet
         self._in_head = False
         self._num_unanswered += 1
         self._watch(self._limits.body_timeout_s, self._on_late_body)
 
     def on_message_complete(self) -> None:
+        if self._wants_upgrade:
+            return
         self._in_head, self._num_head_bytes = True, 0
         self._stop_timer()
         super().on_message_complete()

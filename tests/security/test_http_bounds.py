@@ -183,3 +183,12 @@ async def test_a_target_that_is_none_is_refused_without_a_fault(
     heard = await say(bounded.router.http_address, target + b" HTTP/1.1\r\nHost: x\r\n\r\n")
     assert heard.status == 400
     assert not [record for record in caplog.records if record.exc_info]
+
+
+async def test_who_asks_for_another_protocol_too_is_answered_in_this_one(bounded: World) -> None:
+    wish = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n"
+    post = POST + wish + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY
+    get = b"GET /version HTTP/1.1\r\nHost: x\r\n" + wish + b"\r\n"
+    heard = await say(bounded.router.http_address, post + get + post + GOOD)
+    assert heard.raw.count(b"HTTP/1.1 200") == 4
+    assert heard.raw.count(ANSWER.encode()) == 3
