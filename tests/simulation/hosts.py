@@ -155,11 +155,15 @@ class NodeHost:
         self.ranks.executor.poison(empty_blocks(pool))
 
     def check_idle(self) -> None:
-        """Nothing is held, and nobody is waited for."""
+        """Nothing is held but for a trial step of the idle node, and nobody is waited for."""
         node, ledger = self.node, self.node.scheduler.ledger
-        assert ledger.pool.num_free == ledger.pool.num_blocks, f"{self.name}: blocks are lost"
+        stepping = [sequence for step in ledger._in_flight for sequence in step.sequences]
+        assert all(s.key.request_id.startswith("trial-") for s in stepping)
+        num_held = sum(len(sequence.blocks) for sequence in stepping)
+        num_free = ledger.pool.num_free + num_held
+        assert num_free == ledger.pool.num_blocks, f"{self.name}: blocks are lost"
         assert ledger.num_draining_blocks == 0
-        assert ledger.num_free_slots == node.spec.pool.max_num_seqs
+        assert ledger.num_free_slots + len(stepping) == node.spec.pool.max_num_seqs
         assert node.scheduler.num_waiting == node.scheduler.num_running == 0
         if isinstance(node, DecodeNode):
             assert node.num_requests == len(node.legs) == 0

@@ -29,7 +29,7 @@ from tests.simulation.schedule import Kind, Schedule, Wish
 LOOK_S = 0.1  # between two looks at what is waited for
 HEAL_S = 150.0  # back-offs and trials of breakers included
 SETTLE_S = 2.0  # who was stopped hears what has come meanwhile
-IDLE_S = 30.0  # from the last answer to the last free block; idle nodes try their own steps
+IDLE_S = 5.0  # from the last answer to the last free block
 PROBE_LENS = (13, 30, 1)  # of prompts that are asked when all is well again
 SLOWEST = 10  # times that a token may be computed, as it were
 LOST_NODE = {"node_lost_error", "no_node_error", "rank_error"}
