@@ -39,11 +39,14 @@ class RemoteCache:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Borrowed:
-    """What a sender lent to this rank. ``is_valid``: it has not been taken back so far."""
+    """What a sender lent to this rank.
+
+    ``check_valid`` raises TransferError if what was copied until now may be something else.
+    """
 
     lent: Lent
     cache: RemoteCache
-    is_valid: Callable[[], bool]
+    check_valid: Callable[[], None]
 
     def __len__(self) -> int:
         return self.lent.num_bytes
@@ -63,11 +66,6 @@ class Borrowed:
             raise TransferError(
                 f"{num_pieces} pieces of {unit} tokens and {num_heads} heads are not lent by {lent}"
             )
-
-    def check_valid(self) -> None:
-        """Raises TransferError if what was copied may be something else: it was taken back."""
-        if not self.is_valid():
-            raise TransferError("the sender took back what it had lent")
 
 
 Payload = Bytes | torch.Tensor | Lent | Borrowed  # flat, uint8, contiguous; tensors on the device

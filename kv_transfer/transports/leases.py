@@ -2,12 +2,13 @@
 
     sender                                        receiver
       lend(seq), then the frame is announced ───>   copies the frame's blocks
-      take_back(seq), then the blocks are free      asks holds(seq) when the copy is done
+      take_back(seq), then the blocks are free      check(seq) when the copy is done
 
 A receiver that finds the lease gone has copied what may be something else, and drops it. So a
 sender gives its blocks away at once, whatever the receiver is doing or when it will wake up, and a
 receiver that was stopped for an hour does not pass on another request's KV. A word holds the number
-of the frame that its place is lent to, plus one. A sender that dies leaves its leases as they are,
+of the frame that its place is lent to, plus one. A sender that closes the link says so in all of
+them: that may be seen here before the stream tells it. One that dies leaves its leases as they are,
 and its memory too while somebody maps it.
 """
 
@@ -16,10 +17,11 @@ import os
 import tempfile
 from pathlib import Path
 
-from pdserve.core.errors import LinkDownError
+from pdserve.core.errors import LinkDownError, TransferError
 
 NUM_PLACES = 64  # more than a window of frames
 WORD_BYTES = 8  # written and read as one
+FREE, CLOSED = 0, 2 ** (8 * WORD_BYTES) - 1  # words that lend no frame
 SIZE = NUM_PLACES * WORD_BYTES
 SHARED_MEMORY = Path("/dev/shm")  # memory that other processes of the host can map
 
@@ -41,16 +43,16 @@ class Leases:
     def take_back(self, seq: int) -> None:
         """The frame is answered, or its blocks are needed."""
         if self._words[seq % NUM_PLACES] == seq + 1:
-            self._words[seq % NUM_PLACES] = 0
+            self._words[seq % NUM_PLACES] = FREE
 
     def opened(self) -> None:
         """The receiver has the file: nobody else needs its name."""
         Path(self.path).unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Take everything back."""
+        """Take everything back: the link is closed."""
         for place in range(NUM_PLACES):
-            self._words[place] = 0
+            self._words[place] = CLOSED
         self.opened()
 
 
@@ -71,6 +73,10 @@ class LeaseView:
         finally:
             os.close(handle)
 
-    def holds(self, seq: int) -> bool:
-        """The frame has not been taken back."""
-        return self._words[seq % NUM_PLACES] == seq + 1
+    def check(self, seq: int) -> None:
+        """Raises TransferError if the frame was taken back, LinkDownError if the link is closed."""
+        word = self._words[seq % NUM_PLACES]
+        if word == CLOSED:
+            raise LinkDownError("connection lost: the sender closed the link")
+        if word != seq + 1:
+            raise TransferError("the sender took back what it had lent")

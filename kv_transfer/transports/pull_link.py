@@ -196,7 +196,7 @@ class PullLink:
         cache, view = self._cache, self._view
         if cache is None or view is None:
             raise LinkDownError("blocks are lent before their cache is offered")
-        return Borrowed(lent=lent, cache=cache, is_valid=lambda: view.holds(seq))
+        return Borrowed(lent=lent, cache=cache, check_valid=lambda: view.check(seq))
 
 
 def cuda_ipc_link(stream: Stream, setting: LinkSetting) -> PullLink:

@@ -4,6 +4,8 @@ import errno
 import fcntl
 import socket
 import struct
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
 from pdserve.core.config import NetworkConfig, RouterConfig
@@ -37,10 +39,12 @@ def callable_address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def settled_ports(router: RouterConfig) -> RouterConfig:
+@contextmanager
+def settled_ports(router: RouterConfig) -> Iterator[RouterConfig]:
     """The router's section with both ports free and known: a router made anew keeps them.
 
-    Raises ConfigError where a port is taken.
+    Ports chosen here are nobody else's inside the block: between the choice and the router's start
+    lies that of Ray. Raises ConfigError where a port is taken.
     """
     for key in ("http_port", "grpc_port"):
         port = getattr(router, key)
@@ -49,16 +53,18 @@ def settled_ports(router: RouterConfig) -> RouterConfig:
                 f"router.{key}: {router.host}:{port} is taken; choose another port by "
                 f"`--set router.{key}=PORT`, or 0 for any"
             )
-    return replace(
-        router,
-        http_port=router.http_port or free_port(router.host),
-        grpc_port=router.grpc_port or free_port(router.host),
-    )
+    with ExitStack() as held:
+        yield replace(
+            router,
+            http_port=router.http_port or _hold_port(router.host, held),
+            grpc_port=router.grpc_port or _hold_port(router.host, held),
+        )
 
 
 def _own_address(host: str) -> str:
     try:
-        free_port(host)
+        with ExitStack() as held:
+            _hold_port(host, held)
     except OSError as error:
         raise ConfigError(
             f"network.host: {socket.gethostname()} has no address {host!r} ({error.strerror}); "
@@ -67,12 +73,13 @@ def _own_address(host: str) -> str:
     return host
 
 
-def free_port(host: str) -> int:
-    """A port that nobody listens on now."""
+def _hold_port(host: str, held: ExitStack) -> int:
+    """A port that, while it is held, the system gives to nobody, but a server may listen on."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.bind((host, 0))
-        port = probe.getsockname()[1]
+    holder = held.enter_context(socket.socket(family, socket.SOCK_STREAM))
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as every server sets it
+    holder.bind((host, 0))
+    port = holder.getsockname()[1]
     assert isinstance(port, int)
     return port
 

@@ -76,9 +76,8 @@ def opened_site(
     Raises ConfigError or ModelFilesError.
     """
     with ExitStack() as undo:
-        config = replace(
-            config, router=settled_ports(config.router), security=settled(config.security)
-        )
+        router = undo.enter_context(settled_ports(config.router))
+        config = replace(config, router=router, security=settled(config.security))
         protection = find_protection(config.security)
         model_dir = locate(config.model.source, config.model.revision)
         identity = _identity(config, model_dir)

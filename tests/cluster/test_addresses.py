@@ -2,11 +2,13 @@
 
 import socket
 
+import grpc
 import pytest
 
 from pdserve.cluster.addresses import callable_address, host_address, is_free, settled_ports
 from pdserve.core.config import NetworkConfig, RouterConfig
 from pdserve.core.errors import ConfigError
+from router.grpc_limits import public_options
 
 
 def test_an_interface_stands_for_its_address() -> None:
@@ -38,15 +40,42 @@ def test_a_host_that_is_not_ours_is_refused() -> None:
 
 
 def test_open_ports_are_chosen_once_and_a_taken_one_is_refused() -> None:
-    settled = settled_ports(RouterConfig(http_port=0, grpc_port=0))
-    assert settled.http_port > 0
-    assert settled.grpc_port > 0
-    assert settled_ports(settled) == settled
+    with settled_ports(RouterConfig(http_port=0, grpc_port=0)) as settled:
+        assert settled.http_port > 0
+        assert settled.grpc_port > 0
+        with settled_ports(settled) as again:
+            assert again == settled
     with (
         socket.create_server(("127.0.0.1", settled.grpc_port)),
         pytest.raises(ConfigError, match=r"--set router\.grpc_port=PORT"),
+        settled_ports(settled),
     ):
-        settled_ports(settled)
+        pass
+
+
+def test_a_chosen_port_is_given_to_nobody_else_before_the_router_listens() -> None:
+    """An agent of another cluster took one within the seconds that Ray needs to start."""
+    with settled_ports(RouterConfig(http_port=0, grpc_port=0)) as settled:
+        for port in (settled.http_port, settled.grpc_port):
+            with (
+                socket.socket() as other,
+                pytest.raises(OSError, match="already in use"),
+            ):
+                other.bind(("127.0.0.1", port))
+        with settled_ports(RouterConfig(http_port=0, grpc_port=0)) as others:
+            chosen = {settled.http_port, settled.grpc_port, others.http_port, others.grpc_port}
+            assert len(chosen) == 4
+
+
+async def test_servers_listen_on_ports_that_are_held_for_them() -> None:
+    with settled_ports(RouterConfig(http_port=0, grpc_port=0)) as settled:
+        server = grpc.aio.server(options=public_options(settled.limits))
+        assert server.add_insecure_port(f"127.0.0.1:{settled.grpc_port}") == settled.grpc_port
+        await server.start()
+        with socket.create_server(("127.0.0.1", settled.http_port)):
+            assert not is_free("127.0.0.1", settled.http_port)
+            assert not is_free("127.0.0.1", settled.grpc_port)
+        await server.stop(None)
 
 
 @pytest.mark.parametrize(

@@ -131,7 +131,7 @@ def borrow(source: torch.Tensor, blocks: tuple[BlockId, ...], first: int, head: 
             block_size=source.shape[4],
             block_stride_bytes=source.stride(0) * source.element_size(),
         ),
-        is_valid=lambda: True,
+        check_valid=lambda: None,
     )
 
 

@@ -37,7 +37,7 @@ from kv_transfer.transports.line import Listening
 from kv_transfer.transports.loopback import LoopbackNetwork
 from kv_transfer.transports.pull_link import LocalLines, PullLink
 from kv_transfer.transports.transport import Arrived, LinkSetting, Opened, StreamEvents, Turns
-from pdserve.core.errors import LinkDownError
+from pdserve.core.errors import LinkDownError, TransferError
 from tests.fakes import FakeClock
 from tests.kv_transfer.lending import CUDA_IPC, OwnMemory, lending_in_process
 from tests.kv_transfer.nodes import LAYOUT, blocks, handoff
@@ -103,6 +103,8 @@ def test_a_receiver_that_wakes_up_after_its_sender_gave_it_up_drops_what_it_copi
     said = receiver.said()
     assert not [event for event in said if isinstance(event, HandoffReceived)]
     assert {type(event) for event in said} == {HandoffFailed, PeerLost}
+    kinds = {event.kind for event in said if isinstance(event, HandoffFailed)}
+    assert kinds == {"link_down_error"}, "the lease says so before the stream does"
 
 
 def test_a_frame_that_waits_to_be_expected_is_copied_only_then(pair: tuple[Rank, Rank]) -> None:
@@ -275,19 +277,41 @@ def test_what_follows_the_warms_goes_over_the_line(ends: tuple[End, End]) -> Non
 def test_a_lease_holds_until_it_is_taken_back_or_its_place_is_lent_again() -> None:
     leases = Leases()
     view = LeaseView(leases.path)
-    assert not view.holds(0)
+    assert not holds(view, 0)
     for seq in (3, 4):
         leases.lend(seq)
-        assert view.holds(seq)
+        assert holds(view, seq)
     leases.take_back(3)
-    assert not view.holds(3)
-    assert view.holds(4)
+    assert not holds(view, 3)
+    assert holds(view, 4)
     leases.lend(4 + NUM_PLACES)
-    assert not view.holds(4)
+    assert not holds(view, 4)
     leases.take_back(4)
-    assert view.holds(4 + NUM_PLACES)
+    assert holds(view, 4 + NUM_PLACES)
+
+
+def test_leases_of_a_closed_link_are_told_from_those_taken_back() -> None:
+    """The receiver may look at them before the stream tells that the sender has gone."""
+    leases = Leases()
+    view = LeaseView(leases.path)
+    leases.lend(1)
+    leases.lend(2)
+    leases.take_back(2)
+    with pytest.raises(TransferError, match="took back") as taken_back:
+        view.check(2)
+    assert not isinstance(taken_back.value, LinkDownError)
     leases.close()
-    assert not view.holds(4 + NUM_PLACES)
+    for seq in (0, 1, 2):
+        with pytest.raises(LinkDownError, match="connection lost: the sender closed the link"):
+            view.check(seq)
+
+
+def holds(view: LeaseView, seq: int) -> bool:
+    try:
+        view.check(seq)
+    except TransferError:
+        return False
+    return True
 
 
 def test_the_file_is_its_owners_alone_and_is_gone_when_both_have_it() -> None:
@@ -298,7 +322,7 @@ def test_the_file_is_its_owners_alone_and_is_gone_when_both_have_it() -> None:
     leases.opened()
     assert not path.exists()
     leases.lend(1)
-    assert view.holds(1)
+    assert holds(view, 1)
     leases.close()
     del leases, view
     gc.collect()  # the maps close without a warning
