@@ -8,6 +8,9 @@ three milliseconds for a megabyte, and texts that are longer are let go.
 import json
 
 from pdserve.core.errors import InvalidRequestError
+from router.validation import shown
+
+Pairs = list[tuple[str, object]]
 
 MAX_READ_TWICE = 1 << 20  # bytes
 MAX_SHOWN_NAME = 60
@@ -21,13 +24,32 @@ def check_unique(raw: bytes, num_keys: int) -> None:
         json.loads(raw, object_pairs_hook=_unique, parse_int=str, parse_float=str)
 
 
-def _unique(pairs: list[tuple[str, object]]) -> None:
+def parse_unique(field: str, text: str) -> object:
+    """The value of a JSON text within ``field``. Raises ValueError, RecursionError, or
+    InvalidRequestError naming the field where a key comes twice.
+    """
+
+    def unique(pairs: Pairs) -> dict[str, object]:
+        if (key := _first_repeated(pairs)) is not None:
+            raise InvalidRequestError(field, f"{shown(key)} is given twice in one object")
+        return dict(pairs)
+
+    value: object = json.loads(text, object_pairs_hook=unique)
+    return value
+
+
+def _unique(pairs: Pairs) -> None:
     """In place of the object itself, which was parsed before."""
-    keys = {key for key, _ in pairs}
-    if len(keys) == len(pairs):
-        return
+    if (key := _first_repeated(pairs)) is not None:
+        raise InvalidRequestError(key[:MAX_SHOWN_NAME], "it is given twice in one object")
+
+
+def _first_repeated(pairs: Pairs) -> str | None:
+    if len({key for key, _ in pairs}) == len(pairs):
+        return None
     seen: set[str] = set()
     for key, _ in pairs:
         if key in seen:
-            raise InvalidRequestError(key[:MAX_SHOWN_NAME], "it is given twice in one object")
+            return key
         seen.add(key)
+    return None

@@ -132,5 +132,7 @@ class GrammarChecks:
 def _read_line(process: subprocess.Popen[bytes], timeout_s: float) -> str | None:
     """The next line, "" at its end, None where none comes in time."""
     assert process.stdout is not None
-    ready, _, _ = select.select([process.stdout], [], [], timeout_s)
-    return process.stdout.readline().decode() if ready else None
+    waiting = select.poll()  # unlike select() it knows files beyond the 1,024th
+    waiting.register(process.stdout, select.POLLIN)
+    is_there = waiting.poll(timeout_s * 1000)
+    return process.stdout.readline().decode() if is_there else None

@@ -32,7 +32,7 @@ INLINE_BYTES = 64 << 10  # larger bodies are parsed in a thread
 MAX_PARSED_AT_ONCE = 2  # of the larger ones: parsed JSON is many times the size of its text
 MAX_SHOWN_NAME, MAX_SHOWN_PATH = 50, 200
 HTTP_CLIENT_ERRORS = range(400, 500)
-UNSUPPORTED_ENCODING, EXPECTATION_FAILED = 415, 417
+BAD_REQUEST, UNSUPPORTED_ENCODING, EXPECTATION_FAILED = 400, 415, 417
 CODES: dict[type[PdserveError], str] = {
     NeverFitsError: "context_length_exceeded",
     OverloadedError: "overloaded",
@@ -44,7 +44,7 @@ Body = TypeVar("Body", bound=BaseModel)
 
 
 async def read_body(request: Request, schema: type[Body], max_bytes: int) -> Body:
-    """The body as a ``schema``. Raises InvalidRequestError, or HTTPException 413, 415 or 417."""
+    """The body as a ``schema``. Raises InvalidRequestError, or HTTPException: 400, 413, 415, 417."""
     _check_head(request.headers)
     raw = await _read_bytes(request, max_bytes)
     if len(raw) <= INLINE_BYTES:
@@ -133,6 +133,10 @@ def _check_head(headers: Headers) -> None:
                 "as it is",
                 {"Accept-Encoding": "identity"},
             )
+    for coding in _listed(headers, "transfer-encoding"):
+        if coding.lower() != "chunked":
+            problem = f"Transfer-Encoding: got {shown(coding)}, only chunked is known"
+            raise HTTPException(BAD_REQUEST, problem)
     for wish in _listed(headers, "expect"):
         if wish.lower() != "100-continue":
             problem = f"Expect: got {shown(wish)}, only 100-continue is known"

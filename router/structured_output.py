@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from pdserve.core.errors import InvalidRequestError
 from pdserve.core.request import Grammar, GrammarKind
+from router.duplicate_keys import parse_unique
 from router.validation import shown
 
 ANY_OBJECT = '{"type": "object"}'
@@ -34,7 +35,7 @@ def json_schema_grammar(field: str, value: object) -> Grammar:
     """A JSON schema: an object, or its text."""
     if isinstance(value, str):
         try:
-            value = json.loads(value)
+            value = parse_unique(field, value)
         except (ValueError, RecursionError) as error:
             raise InvalidRequestError(field, f"it is no JSON: {error}") from None
     if not isinstance(value, dict):

@@ -23,6 +23,7 @@ from pdserve.cluster.backoff import Backoff
 from pdserve.cluster.front import RouterAddress
 from pdserve.cluster.host_check import RayLookout, Wanted, check_hosts, hosts_for
 from pdserve.cluster.incarnation import shared_dir
+from pdserve.cluster.open_files import allow_open_files, too_few_for
 from pdserve.cluster.process_log import log_dir, prints_to_file, set_aside
 from pdserve.cluster.protection import find_protection, gaps, settled
 from pdserve.cluster.ray_head import RayHead
@@ -75,6 +76,7 @@ def opened_site(
 
     Raises ConfigError or ModelFilesError.
     """
+    num_files = allow_open_files()
     with ExitStack() as undo:
         router = undo.enter_context(settled_ports(config.router))
         config = replace(config, router=router, security=settled(config.security))
@@ -85,6 +87,8 @@ def opened_site(
         say("model", _describe_model(planned, model_dir))
         for gap in gaps(config, protection, planned.transport):
             say("warning", gap)
+        if (problem := too_few_for(router.limits.max_connections, num_files)) is not None:
+            say("warning", problem)
         held = claim(run_folder(), name)
         undo.callback(held.release)
         record = _first_record(held.name)

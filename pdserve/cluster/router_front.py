@@ -3,6 +3,7 @@
 import asyncio
 
 from pdserve.cluster.front import RouterAddress
+from pdserve.cluster.open_files import allow_open_files
 from pdserve.cluster.site import RouterStart
 from pdserve.core.errors import PdserveError
 from pdserve.core.node import NodeStanding, Role
@@ -41,6 +42,7 @@ class RouterFront:
 
 async def start_front(start: RouterStart) -> RouterFront:
     """Listen; the nodes come by ``set_nodes``. Raises ConfigError or ModelFilesError."""
+    allow_open_files()  # where Ray was joined its own limit would hold
     site = start.site
     cluster = site.cluster
     config = cluster.config

@@ -214,3 +214,11 @@ async def test_another_expectation_is_refused_by_its_name(shared_world: World) -
     heard = await say(shared_world.router.http_address, head)
     assert heard.status == 417
     assert heard.message.endswith("Expect: got '200-ok', only 100-continue is known")
+
+
+async def test_another_transfer_coding_is_refused_by_its_name(shared_world: World) -> None:
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+    head += b"Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n"
+    heard = await say(shared_world.router.http_address, head)
+    assert heard.status == 400
+    assert heard.message.endswith("Transfer-Encoding: got 'gzip', only chunked is known")

@@ -1,13 +1,16 @@
 """The process that compiles grammars before anything is spent on them."""
 
 import asyncio
+import os
 import time
 from collections.abc import AsyncIterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
+from pdserve.cluster.open_files import allow_open_files
 from pdserve.core.config import LimitsConfig
 from pdserve.core.errors import InvalidRequestError, OverloadedError
 from pdserve.core.model_spec import read_model_spec
@@ -151,3 +154,16 @@ async def test_of_a_model_whose_answers_cannot_follow_any_it_is_said(
                 await checks.check(grammar("regex", "a+"))
     finally:
         checks.close()
+
+
+async def test_grammars_are_compiled_while_there_are_very_many_connections(
+    model_dir: Path,
+) -> None:
+    """select() knows the first 1,024 files of a process alone."""
+    allow_open_files()
+    checks = GrammarChecks(model_dir, read_model_spec(model_dir), LimitsConfig())
+    with ExitStack() as held:
+        held.callback(checks.close)
+        for _ in range(1100):
+            held.callback(os.close, os.open(os.devnull, os.O_RDONLY))
+        await checks.check(schema('{"type": "object"}'))

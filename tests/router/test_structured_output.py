@@ -71,3 +71,10 @@ def test_what_asks_for_nothing_gives_none(fields):
 def test_two_are_one_too_many():
     with pytest.raises(InvalidRequestError, match="regex: only one of it and guided_choice"):
         grammar_of({"guided_choice": ["a"], "regex": "a"})
+
+
+@pytest.mark.parametrize("field", ["guided_json", "json_schema"])
+def test_a_key_that_comes_twice_in_a_schemas_text_is_refused_by_its_name(field):
+    text = '{"type": "object", "properties": {"a": {"minimum": 1, "minimum": 2}}}'
+    with pytest.raises(InvalidRequestError, match=f"{field}: 'minimum' is given twice in one obj"):
+        grammar_of({field: text})
