@@ -44,7 +44,10 @@ Body = TypeVar("Body", bound=BaseModel)
 
 
 async def read_body(request: Request, schema: type[Body], max_bytes: int) -> Body:
-    """The body as a ``schema``. Raises InvalidRequestError, or HTTPException: 400, 413, 415, 417."""
+    """The body as a ``schema``.
+
+    Raises InvalidRequestError, or HTTPException with status 400, 413, 415 or 417.
+    """
     _check_head(request.headers)
     raw = await _read_bytes(request, max_bytes)
     if len(raw) <= INLINE_BYTES:
