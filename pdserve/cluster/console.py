@@ -1,5 +1,9 @@
-"""What a command writes to its terminal: one line per stage, answers as they come."""
+"""What a command writes to its terminal: one line per stage, answers as they come.
 
+A terminal may go away, or who reads a pipe. What is served is served on, or ended in order.
+"""
+
+import os
 from dataclasses import dataclass
 from typing import TextIO
 
@@ -21,5 +25,14 @@ class Console:
 
     def piece(self, text: str) -> None:
         """Part of a line."""
-        self.out.write(text)
-        self.out.flush()
+        try:
+            self.out.write(text)
+            self.out.flush()
+        except OSError:
+            self._give_up()
+
+    def _give_up(self) -> None:
+        """Nobody reads it any more: write to nowhere, now and at the end of the process."""
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, self.out.fileno())
+        os.close(nowhere)

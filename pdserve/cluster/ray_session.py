@@ -23,7 +23,7 @@ import ray
 from pdserve.cluster.ray_head import WATCHED, JoinedHead, PrivateHead, RayHead
 from pdserve.cluster.resolve import Hardware, Host
 from pdserve.cluster.signal_watch import SignalWatch
-from pdserve.cluster.signals import SIGNALS
+from pdserve.cluster.signals import heeded
 from pdserve.core.errors import ConfigError
 
 NAMESPACE = "pdserve"
@@ -144,7 +144,7 @@ def _init(watch: SignalWatch, **options: Any) -> None:  # noqa: ANN401  (Ray's o
     def remember(number: int, frame: object) -> None:
         came.append(number)
 
-    handlers = {number: signal.signal(number, remember) for number in SIGNALS}
+    handlers = {number: signal.signal(number, remember) for number in heeded()}
     try:
         with watch.by_force():
             ray.init(

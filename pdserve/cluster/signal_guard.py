@@ -17,6 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 NUMBERS = (signal.SIGINT, signal.SIGTERM)
+ONCE = signal.SIGHUP  # counts as the first, and never again: a terminal that goes may say so twice
 IN_ORDER, BY_FORCE = 0xF0, 0xF1  # bytes that PID itself writes: what a second signal means now
 SECOND = 2
 
@@ -34,7 +35,7 @@ class Guard:
         for number in numbers:
             if number in (IN_ORDER, BY_FORCE):
                 self._by_force = number == BY_FORCE
-            elif number in NUMBERS:
+            elif number in NUMBERS or (number == ONCE and not self._num_signals):
                 self._count(now_s)
 
     def _count(self, now_s: float) -> None:

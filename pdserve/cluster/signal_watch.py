@@ -1,4 +1,4 @@
-"""What the second SIGINT or SIGTERM means, whatever this process is stuck in.
+"""What a second signal means (``signals.py``), whatever this process is stuck in.
 
     first    the business of whoever catches it
     second   all ends in order within ``AT_ONCE_S``, else by force; by force now while ``by_force``
@@ -47,7 +47,7 @@ class SignalWatch:
 
 @contextmanager
 def watched_signals(at_once_s: float = AT_ONCE_S) -> Iterator[SignalWatch]:
-    """Watch inside the block. Main thread only; both signals need some handler of Python's."""
+    """Watch inside the block. Main thread only; the signals need some handler of Python's."""
     ours, guards = socket.socketpair()
     ours.setblocking(False)
     command = [sys.executable, "-I", "-S", signal_guard.__file__, str(os.getpid()), str(at_once_s)]

@@ -1,4 +1,8 @@
-"""SIGINT and SIGTERM to wait for: the first asks to stop, the second to stop at once."""
+"""Signals to wait for: the first asks to stop, the second to stop at once.
+
+SIGHUP, of a terminal that goes away, may come twice and asks only to stop; under nohup it is
+ignored, and stays so.
+"""
 
 import asyncio
 import signal
@@ -8,7 +12,7 @@ from typing import Any, TypeVar
 
 Result = TypeVar("Result")
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class StopRequestedError(Exception):
@@ -22,37 +26,46 @@ class StopSignals:
         self.first = asyncio.Event()
         self.second = asyncio.Event()
 
-    def on_signal(self) -> None:
-        (self.second if self.first.is_set() else self.first).set()
+    def on_signal(self, number: int) -> None:
+        if self.first.is_set() and number != signal.SIGHUP:
+            self.second.set()
+        self.first.set()
+
+
+def heeded() -> list[signal.Signals]:
+    """Those of ``SIGNALS`` that are to be acted on."""
+    return [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
 
 
 @contextmanager
 def terminating_as_interrupt() -> Iterator[None]:
-    """Inside the block SIGTERM, like Ctrl-C, raises KeyboardInterrupt. Main thread only."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    """Inside the block each of them, like Ctrl-C, raises KeyboardInterrupt. Main thread only."""
+    before = {number: signal.signal(number, signal.default_int_handler) for number in heeded()}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextmanager
 def caught_signals() -> Iterator[StopSignals]:
-    """Catch both signals inside the block, in a running loop. Main thread only.
+    """Catch them inside the block, in a running loop. Main thread only.
 
     The loop's own way would take the wakeup descriptor from ``signal_watch.py``.
     """
     signals, loop = StopSignals(), asyncio.get_running_loop()
 
     def on_signal(number: int, frame: object) -> None:
-        loop.call_soon_threadsafe(signals.on_signal)
+        loop.call_soon_threadsafe(signals.on_signal, number)
 
-    for number in SIGNALS:
+    numbers = heeded()
+    for number in numbers:
         signal.signal(number, on_signal)
     try:
         yield signals
     finally:
-        for number in SIGNALS:
+        for number in numbers:
             signal.signal(number, signal.default_int_handler)
 
 

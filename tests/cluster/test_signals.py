@@ -61,7 +61,7 @@ async def test_a_stop_cancels_the_work_and_waits_for_its_clean_up() -> None:
     assert steps == ["cleaned up"]
 
 
-@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 async def test_the_first_and_the_second_signal_are_told_apart(number: signal.Signals) -> None:
     async with asyncio.timeout(5):
         with caught_signals() as signals:
@@ -72,14 +72,37 @@ async def test_the_first_and_the_second_signal_are_told_apart(number: signal.Sig
             await signals.second.wait()
 
 
-def test_sigterm_is_an_interrupt_before_there_is_a_loop() -> None:
-    before = signal.getsignal(signal.SIGTERM)
+async def test_a_terminal_that_goes_away_asks_to_stop_however_often_it_says_so() -> None:
+    async with asyncio.timeout(5):
+        with caught_signals() as signals:
+            for _ in range(2):
+                os.kill(os.getpid(), signal.SIGHUP)
+            await signals.first.wait()
+            os.kill(os.getpid(), signal.SIGHUP)
+            await asyncio.sleep(0)
+            assert not signals.second.is_set()
+            os.kill(os.getpid(), signal.SIGTERM)
+            await signals.second.wait()
+
+
+async def test_under_nohup_a_terminal_that_goes_away_is_nothing() -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with terminating_as_interrupt(), caught_signals() as signals:
+        signal.raise_signal(signal.SIGHUP)
+        await asyncio.sleep(0)
+        assert not signals.first.is_set()
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_is_an_interrupt_before_there_is_a_loop(number: signal.Signals) -> None:
+    before = signal.getsignal(number)
     with pytest.raises(KeyboardInterrupt), terminating_as_interrupt():
-        signal.raise_signal(signal.SIGTERM)
-    assert signal.getsignal(signal.SIGTERM) is before
+        signal.raise_signal(number)
+    assert signal.getsignal(number) is before
 
 
-INT, TERM = signal.SIGINT, signal.SIGTERM
+INT, TERM, HUP = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
 
 
 @pytest.mark.parametrize(
@@ -89,6 +112,9 @@ INT, TERM = signal.SIGINT, signal.SIGTERM
         ([signal.SIGCHLD, INT], None),
         ([INT, TERM], 12.0),
         ([INT, INT, INT], 0.0),
+        ([HUP, HUP, HUP], None),
+        ([HUP, HUP, TERM], 12.0),
+        ([INT, HUP], None),
         ([BY_FORCE, INT], None),
         ([BY_FORCE, INT, INT], 0.0),
         ([INT, BY_FORCE, TERM], 0.0),

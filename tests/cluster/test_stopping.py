@@ -1,6 +1,7 @@
-"""Signals to `pdserve serve` before it serves: it ends, and nothing of it stays."""
+"""Signals to `pdserve serve`: it ends, and nothing of it stays."""
 
 import os
+import pty
 import signal
 import subprocess
 import time
@@ -16,13 +17,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.timeout(120)]
 
 
 def test_a_second_signal_ends_it_while_ray_hangs(tmp_path: Path) -> None:
-    settings = {
-        **ANY_PORT,
-        "model.source": make_tiny_model(tmp_path / "model"),
-        "model.load_format": "dummy",
-    }
-    command = [*PDSERVE, "serve", *(f"--set={key}={value}" for key, value in settings.items())]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as serving:
+    with subprocess.Popen(serve_command(tmp_path), stdout=subprocess.DEVNULL) as serving:
         store = wait_for_child(serving.pid, "gcs_server")
         os.kill(store, signal.SIGSTOP)
         serving.send_signal(signal.SIGINT)
@@ -33,6 +28,31 @@ def test_a_second_signal_ends_it_while_ray_hangs(tmp_path: Path) -> None:
         serving.send_signal(signal.SIGTERM)
         assert serving.wait(timeout=10) == -signal.SIGKILL
     assert wait_until_gone(below, timeout_s=10) == {}
+
+
+def test_a_terminal_that_goes_away_ends_it_in_order(tmp_path: Path) -> None:
+    command = serve_command(tmp_path)
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execv(command[0], command)
+    heard = b""
+    while b"\nrouter" not in heard:
+        heard += os.read(terminal, 4096)
+    below = descendants(pid)
+    assert "gcs_server" in " ".join(below.values())
+    os.close(terminal)  # SIGHUP; what it writes from now on fails
+    _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert wait_until_gone(below, timeout_s=10) == {}
+
+
+def serve_command(folder: Path) -> list[str]:
+    settings = {
+        **ANY_PORT,
+        "model.source": make_tiny_model(folder / "model"),
+        "model.load_format": "dummy",
+    }
+    return [*PDSERVE, "serve", *(f"--set={key}={value}" for key, value in settings.items())]
 
 
 def wait_for_child(pid: int, word: str) -> int:
