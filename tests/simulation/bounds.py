@@ -80,7 +80,8 @@ class Bounds:
 
     def _since(self, name: str, item: Unwanted) -> float:
         """When this part could last begin to act."""
-        disturbed_s = (self._wires.disturbed_until_s(name, other) for other in item.among)
+        others = (*item.among, *item.gone)
+        disturbed_s = (self._wires.disturbed_until_s(name, other) for other in others)
         return max(self._parts[name].process.resumed_s, *disturbed_s)
 
     def _can_act(self, item: Unwanted) -> bool:

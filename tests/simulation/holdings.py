@@ -29,11 +29,14 @@ TELL_AND_DRAIN = TELL + DRAIN
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unwanted:
-    """``num_delays``: of a link, that it may live on. ``among``: who has to do with it."""
+    """``num_delays``: of a link, that it may live on. ``among``: who has to do with it. ``gone``:
+    whose end has to be heard of; who is gone need not act.
+    """
 
     thing: Hashable
     num_delays: int
     among: tuple[str, ...]
+    gone: tuple[str, ...] = ()
 
 
 class Holdings:
@@ -161,7 +164,7 @@ class Holdings:
     def _of_prefill(self, host: NodeHost, node: PrefillNode) -> Iterator[Unwanted]:
         for handoff, prefill in node._prefills.items():
             peer_id = prefill.session.peer.peer_id
-            decode = self._nodes[peer_id.partition("#")[0]]
+            decode = self._nodes[_name_of(peer_id)]
             if not _wants_kv(decode, peer_id, handoff):
                 yield _unwanted(host, "prefill", handoff, TELL_AND_DRAIN, decode)
         scheduler = node.scheduler
@@ -174,7 +177,7 @@ class Holdings:
             yield _unwanted(host, "measured handoff", handoff, NOW)
         for peer_id in node._sessions:
             if not self._runs(peer_id):
-                yield _unwanted(host, "session", peer_id, TELL)
+                yield _unwanted(host, "session", peer_id, TELL, gone=(_name_of(peer_id),))
         for endpoint in host.ranks.endpoints:
             for handoff in endpoint._outgoing.keys() - node._prefills.keys():
                 yield _unwanted(host, f"sent handoff of rank {endpoint.rank}", handoff, TELL)
@@ -186,11 +189,16 @@ class Holdings:
         for endpoint in host.ranks.endpoints:
             for peer_id in endpoint._partners:
                 if not self._runs(peer_id):
-                    yield _unwanted(host, f"links of rank {endpoint.rank}", peer_id, REPLACE)
+                    what, gone = f"links of rank {endpoint.rank}", (_name_of(peer_id),)
+                    yield _unwanted(host, what, peer_id, REPLACE, gone=gone)
 
     def _runs(self, incarnation: str) -> bool:
-        host = self._nodes[incarnation.partition("#")[0]]
+        host = self._nodes[_name_of(incarnation)]
         return host.running is not None and host.node.spec.incarnation == incarnation
+
+
+def _name_of(incarnation: str) -> str:
+    return incarnation.partition("#")[0]
 
 
 def _of_ledger(host: NodeHost, ledger: Ledger, known: set[Sequence]) -> Iterator[Unwanted]:
@@ -237,6 +245,8 @@ def _unwanted(
     name: Hashable,
     num_delays: int,
     *owners: NodeHost | RouterHost,
+    gone: tuple[str, ...] = (),
 ) -> Unwanted:
     among = (host.name, *(owner.name for owner in owners))
-    return Unwanted(thing=(host.process, what, name), num_delays=num_delays, among=among)
+    thing = (host.process, what, name)
+    return Unwanted(thing=thing, num_delays=num_delays, among=among, gone=gone)

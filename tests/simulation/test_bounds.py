@@ -1,6 +1,6 @@
 """What nobody wants is found when its time is over, and not before."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
@@ -84,6 +84,14 @@ def test_the_time_of_a_stop_does_not_count(world: World) -> None:
 
 def test_the_time_of_a_word_that_is_held_does_not_count(world: World) -> None:
     world.things.append(THING)
+    world.wires.hold("one", "other", 5.0)
+    assert not world.run(5.0 + BOUND_S - 0.001)
+    assert world.run(5.0 + BOUND_S + 0.001)
+
+
+def test_news_of_who_is_gone_may_be_held_too(world: World) -> None:
+    world.things.append(replace(THING, among=("one",), gone=("other",)))
+    world.parts["other"].process.die()
     world.wires.hold("one", "other", 5.0)
     assert not world.run(5.0 + BOUND_S - 0.001)
     assert world.run(5.0 + BOUND_S + 0.001)
