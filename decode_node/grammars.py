@@ -43,9 +43,9 @@ class Complete:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failed:
-    """The request cannot go on."""
+    """The sequence whose constraint this was cannot go on, nor its request."""
 
-    key: RequestKey
+    state: "GrammarState"
     error: PdserveError
 
 
@@ -151,7 +151,7 @@ class Grammars:
 
     def fail(self, state: GrammarState, error: PdserveError) -> None:
         """The state is of no use any more."""
-        self._news.put_nowait(Failed(key=state.key, error=error))
+        self._news.put_nowait(Failed(state=state, error=error))
 
     async def until_loaded(self) -> None:
         """Wait until the compiler is made, or cannot be: whoever has a grammar is told why then."""

@@ -32,6 +32,7 @@ from pdserve.core.node import NodeSpec
 from pdserve.core.request import Request, RequestKey
 from pdserve.engine.batch import Batch
 from pdserve.engine.ledger import Ledger
+from pdserve.engine.sequence import Sequence
 from pdserve.rank.idle_trials import IdleTrials
 from pdserve.rank.ranks import Ranks
 from pdserve.rank.readiness import Readiness
@@ -148,6 +149,18 @@ class DecodeNode:
         state = self._requests.get(key)
         if state is not None and state.session is session:
             self._end(state)
+            self._act()
+
+    def end_choice(self, session: RouterSession, key: RequestKey, choice: int) -> None:
+        """The router wants nothing more of one choice. One that has not parted from the others runs
+        on, unheard.
+        """
+        state = self._requests.get(key)
+        if state is None or state.session is not session:
+            return
+        if (sequence := state.parted(choice)) is not None:
+            self.scheduler.remove(sequence)
+            self._finish(state, sequence)
             self._act()
 
     # ---- prefill nodes ----------------------------------------------------------------------
@@ -276,8 +289,11 @@ class DecodeNode:
             is_decode = event.index > sequence.num_prompt - sequence.prompt_len
             state.timing.stepped(self._clock.now_s(), step_submitted_s, is_decode=is_decode)
         state.put_token(event)
-        if event.finish_reason is None:
-            return
+        if event.finish_reason is not None:
+            self._finish(state, sequence)
+
+    def _finish(self, state: RequestState, sequence: Sequence) -> None:
+        """A sequence has ended, and the request with the last one."""
         self._prefilling.drop(sequence)
         if state.finish(sequence):
             del self._requests[state.request.key]
@@ -289,9 +305,10 @@ class DecodeNode:
     # ---- grammars ---------------------------------------------------------------------------
 
     def _on_grammar_news(self, news: GrammarNews) -> None:
-        if isinstance(news, GrammarFailed) and (state := self._requests.get(news.key)):
-            self._end(state, news.error.kind)
-            state.put_failure(news.error, retryable=False)
+        if isinstance(news, GrammarFailed) and (state := self._requests.get(news.state.key)):
+            if any(sequence.constraint is news.state for sequence in state.sequences):
+                self._end(state, news.error.kind)
+                state.put_failure(news.error, retryable=False)
         elif isinstance(news, Complete) and (state := self._requests.get(news.key)):
             self._end(state, None)
             state.put_complete()

@@ -103,6 +103,11 @@ class RequestState:
         """The living ones, each once."""
         return list(dict.fromkeys(self._living.values()))
 
+    def parted(self, choice: int) -> Sequence | None:
+        """The living sequence of this choice, if it is of no other too."""
+        sequence = self._living.get(choice)
+        return sequence if sequence is not None and sequence.choices == (choice,) else None
+
     def next_alternate(self, sequence: Sequence) -> str | None:
         """The next prefill node of the sequence's route; None at its end."""
         left = self._alternates[sequence.choices[0]]

@@ -207,6 +207,11 @@ class DecodeScheduler:
                 queue.remove(sequence)
         self._local = [entry for entry in self._local if entry.sequence is not sequence]
         self._started.pop(sequence, None)
+        for parent, choices in list(self._started.items()):
+            if sequence in choices:
+                choices.remove(sequence)
+                if not choices:
+                    self.remove(parent)
         self.ledger.release(sequence)
 
     def start_again(self, sequence: Sequence) -> tuple[Sequence, ...]:

@@ -205,5 +205,9 @@ class _Servicer(session_pb2_grpc.DecodeNodeServicer):
             case "abort":
                 key = RequestKey(message.abort.request_id, message.abort.attempt)
                 self._node.abort(session, key)
+            case "end_choice":
+                ended = message.end_choice
+                key = RequestKey(ended.request_id, ended.attempt)
+                self._node.end_choice(session, key, ended.choice)
             case _:
                 pass  # a heartbeat; hello comes once

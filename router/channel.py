@@ -147,6 +147,15 @@ class Channels:
             channel.send(session_pb2.RouterMessage(abort=message))
             channel.breaker.released()
 
+    def end_choice(self, node: str, session: int, key: RequestKey, choice: int) -> None:
+        """Tell the node to end one choice of a request, likewise."""
+        channel = self._channels.get(node)
+        if channel is not None and channel.view.session == session:
+            message = session_pb2.ChoiceKey(
+                request_id=key.request_id, attempt=key.attempt, choice=choice
+            )
+            channel.send(session_pb2.RouterMessage(end_choice=message))
+
     async def close(self) -> None:
         """Leave all nodes; they free what this router owned there."""
         self.set_nodes(())

@@ -70,6 +70,14 @@ class EndLeg:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EndChoice:
+    """Action: tell the leg's node that one of its choices is over, which still runs there."""
+
+    attempt: int
+    choice: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Fail:
     """Action: the client gets this error, and nothing after it."""
 
@@ -77,7 +85,7 @@ class Fail:
 
 
 Event = TokenOutput | RequestFailure | LegLost | ChoiceStopped | Aborted | Ended
-Action = TokenOutput | StartLeg | EndLeg | Fail  # TokenOutput: give it to the client
+Action = TokenOutput | StartLeg | EndLeg | EndChoice | Fail  # TokenOutput: for the client
 
 
 @dataclass(slots=True)
@@ -149,14 +157,14 @@ class Delivery:
         return [output, *self._finish(output.choice, abort=False)]
 
     def _finish(self, choice: int, *, abort: bool) -> list[Action]:
-        """The choice is over; its leg too if that was the last one (``abort``: it runs there)."""
+        """The choice is over (``abort``: it runs on its node); its leg too if it was the last."""
         attempt = self._leg_of.pop(choice, None)
         if attempt is None:
             return []
         leg = self._legs[attempt]
         leg.choices.discard(choice)
         if leg.choices:
-            return []
+            return [EndChoice(attempt=attempt, choice=choice)] if abort else []
         del self._legs[attempt]
         return [EndLeg(attempt=attempt, abort=abort)]
 

@@ -18,7 +18,6 @@ from pdserve.core.errors import (
     NodeLostError,
     NoNodeError,
     PdserveError,
-    RequestTimeoutError,
     ShuttingDownError,
 )
 from pdserve.core.request import FinishReason, RequestKey, TokenOutput
@@ -28,6 +27,7 @@ from router.delivery import (
     Action,
     ChoiceStopped,
     Delivery,
+    EndChoice,
     Ended,
     EndLeg,
     Event,
@@ -245,6 +245,9 @@ class Dispatcher:
                     self._start_leg(running, action)
                 case EndLeg():
                     self._end_leg(running, action)
+                case EndChoice(attempt=attempt, choice=choice):
+                    if leg := running.legs.get(attempt):  # else it waits for a node
+                        self._legs.end_choice(leg, choice)
                 case Fail():
                     running.error = action.error
         if running.delivery.over and running.request_id in self._running:
@@ -370,11 +373,7 @@ class Dispatcher:
     def _expire(self, request_id: str) -> None:
         self._let_in()  # what still waits has its own error
         if running := self._running.get(request_id):
-            limit_s = self._limits.request_timeout_s
-            error = RequestTimeoutError(
-                f"not over within request_timeout_s = {limit_s:g} s; "
-                f"{running.num_tokens} tokens had come"
-            )
+            error = running.took_too_long(self._limits.request_timeout_s)
             self._apply(running, Ended(error=error))
 
     def _end_all(self, error: PdserveError) -> None:

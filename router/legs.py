@@ -151,6 +151,10 @@ class Legs:
         if abort:
             self._channels.abort(leg.node, leg.session, leg.key)
 
+    def end_choice(self, leg: Leg, choice: int) -> None:
+        """Nobody wants more of it; the leg goes on with its others."""
+        self._channels.end_choice(leg.node, leg.session, leg.key, choice)
+
     def heard(self, node: str) -> None:
         """The node told its state."""
         self._routing.heard(node)

@@ -3,7 +3,7 @@
 import asyncio
 from dataclasses import dataclass, field, replace
 
-from pdserve.core.errors import PdserveError
+from pdserve.core.errors import PdserveError, RequestTimeoutError
 from pdserve.core.timeline import Stage, Timeline
 from pdserve.telemetry.traces import Span
 from router.delivery import Delivery, StartLeg
@@ -42,6 +42,11 @@ class Running:
         if self.timeline is None:
             self.cached_tokens = timeline.cached_tokens
         self.timeline = timeline
+
+    def took_too_long(self, limit_s: float) -> RequestTimeoutError:
+        return RequestTimeoutError(
+            f"not over within request_timeout_s = {limit_s:g} s; {self.num_tokens} tokens had come"
+        )
 
     def over(self) -> RequestOver:
         """The news that this was all."""

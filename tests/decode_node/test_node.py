@@ -90,6 +90,37 @@ def test_an_abort_gives_everything_back_while_the_prompt_is_prefilled_here(
     world.finish()
 
 
+@pytest.mark.parametrize("held", ["over", "decode-0 steps"])
+@pytest.mark.parametrize("num_ended", [1, 2, 3])
+def test_choices_that_nobody_wants_end_one_by_one(world, held, num_ended):
+    """A client's stop string ends one; the others go on."""
+    asked = remote(world, num_choices=3)
+    world.submit(asked)
+    world.bring_all_but(held)
+    for choice in range(num_ended):
+        world.end_choice(asked, choice)
+    world.finish()
+    for choice, got in asked.got.items():
+        assert got == asked.expected[choice][: 1 if choice < num_ended else None]
+
+
+def test_a_choice_that_has_not_parted_from_the_others_is_not_ended_alone(world):
+    asked = remote(world, num_choices=2)
+    world.submit(asked)
+    world.decode.decode.end_choice(world.routers[0].session, asked.request.key, 1)
+    world.finish()
+    assert asked.got == asked.expected
+
+
+def test_another_router_ends_no_choice(world):
+    asked = remote(world, num_choices=2)
+    world.submit(asked)
+    world.bring_all_but("decode-0 steps")
+    world.decode.decode.end_choice(world.routers[1].session, asked.request.key, 1)
+    world.finish()
+    assert asked.got == asked.expected
+
+
 @pytest.mark.parametrize("held", STAGES.values(), ids=STAGES.keys())
 def test_when_a_router_is_gone_its_requests_end_in_every_stage(world, held):
     world.submit(remote(world))

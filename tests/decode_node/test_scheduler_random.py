@@ -118,6 +118,11 @@ class DecodeMachine(RuleBasedStateMachine):
     def abort(self, data):
         self.world.abort(data.draw(st.sampled_from(self._unfinished())))
 
+    @precondition(lambda self: self._parted())
+    @rule(data=st.data())
+    def end_choice(self, data):
+        self.world.end_choice(*data.draw(st.sampled_from(self._parted())))
+
     @rule(newest_first=st.booleans(), one_at_a_time=st.booleans())
     def finish(self, newest_first, one_at_a_time):
         self.world.finish(newest_first=newest_first, one_at_a_time=one_at_a_time)
@@ -150,6 +155,14 @@ class DecodeMachine(RuleBasedStateMachine):
     def _unfinished(self) -> list[Asked]:
         world = self.world
         return [a for a in world.asked.values() if not a.aborted and len(a.ended) < len(a.expected)]
+
+    def _parted(self) -> list[tuple[Asked, int]]:
+        return [
+            (asked, choice)
+            for asked in self._unfinished()
+            for choice, sequence in asked.living.items()
+            if len(asked.expected) > 1 and sequence.choices == (choice,)
+        ]
 
 
 QUICK = settings(

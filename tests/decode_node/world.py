@@ -205,6 +205,17 @@ class World:
             self._drop(leg.sequence)
         self.act()
 
+    def end_choice(self, asked: Asked, choice: int) -> None:
+        """The router wants nothing more of a choice that has parted from the others."""
+        sequence = asked.living.pop(choice)
+        assert sequence.choices == (choice,)
+        asked.ended[choice] = FinishReason.ABORT
+        self.scheduler.remove(sequence)
+        legs = [leg for leg in self.legs if leg.asked is asked and leg.sequence.over]
+        for ended in {sequence, *(leg.sequence for leg in legs)}:
+            self._drop(ended)
+        self.act()
+
     def finish(self, *, newest_first: bool = False, one_at_a_time: bool = False) -> None:
         """Let all that is on its way come, until every request has ended."""
         lengths = [len(sequence.token_ids) for sequence in self._sequences]
@@ -255,7 +266,8 @@ class World:
         for asked in self.asked.values():
             assert self._is_done(asked)
             for choice, tokens in asked.got.items():
-                assert asked.aborted or tokens == asked.expected[choice]
+                is_cut = asked.aborted or asked.ended[choice] is FinishReason.ABORT
+                assert is_cut or tokens == asked.expected[choice]
         assert self.scheduler.num_waiting == self.scheduler.num_running == 0
         assert self.scheduler.num_queued_tokens == 0
         assert self.ledger.pool.num_free == self.ledger.pool.num_blocks

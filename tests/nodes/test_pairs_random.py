@@ -118,6 +118,12 @@ class PairMachine(RuleBasedStateMachine):
         else:
             self.world.abort(data.draw(st.sampled_from(self._unfinished())))
 
+    @precondition(lambda self: self._begun_choices())
+    @rule(data=st.data())
+    def end_choice(self, data):
+        asked, choice = data.draw(st.sampled_from(self._begun_choices()))
+        self.world.end_choice(asked, choice)
+
     # ---- time -------------------------------------------------------------------------------
 
     @rule(queue=st.integers(0, 20))
@@ -176,6 +182,16 @@ class PairMachine(RuleBasedStateMachine):
 
     def _unfinished(self) -> list[Asked]:
         return [asked for asked in self.world.asked if not asked.is_over]
+
+    def _begun_choices(self) -> list[tuple[Asked, int]]:
+        """Choices of several that have got something in this attempt, and go on."""
+        return [
+            (asked, choice)
+            for asked in self._unfinished()
+            for choice, got in asked.got.items()
+            if len(asked.got) > 1 and choice not in asked.ended
+            if asked.request.prompt_len + len(got) > len(asked.request.token_ids)
+        ]
 
     def _sending(self) -> list[tuple[Endpoint, HandoffId]]:
         members = self.world.prefills.values()

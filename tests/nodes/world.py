@@ -12,7 +12,7 @@ from random import Random
 from decode_node.node import DecodeNode
 from decode_node.requests import RouterSession
 from pdserve.core.config import DecodeConfig, PrefillConfig
-from pdserve.core.request import RouteTaken
+from pdserve.core.request import FinishReason, RouteTaken
 from pdserve.rpc import convert
 from pdserve.rpc.session import Outbox
 from prefill_node.node import PrefillNode
@@ -85,6 +85,14 @@ class World:
         router = next(r for r in self.routers if asked in r.hearing.asked.values())
         self.decode.decode.abort(router.session, asked.request.key)
         asked.unwanted = True
+        self.settle()
+
+    def end_choice(self, asked: Asked, choice: int) -> None:
+        """Its router wants nothing more of a choice, of which something has come."""
+        self.settle()
+        router = next(r for r in self.routers if asked in r.hearing.asked.values())
+        asked.ended[choice] = FinishReason.ABORT
+        self.decode.decode.end_choice(router.session, asked.request.key, choice)
         self.settle()
 
     def lose_router(self, i: int) -> None:
@@ -288,7 +296,8 @@ def check_timelines(asked: Asked) -> None:
     num_had = len(asked.request.token_ids) - asked.request.prompt_len
     # Each prefill brings a token: after one there is no need of KV if that was the last.
     num_prefills = names.count("prefill")
-    decodes = any(len(got) > num_had + num_prefills for got in asked.expected.values())
+    whole = [c for c, reason in asked.ended.items() if reason is not FinishReason.ABORT]
+    decodes = any(len(asked.expected[c]) > num_had + num_prefills for c in whole)
     if decodes and not last.num_preemptions:
         assert names[-2:] == ["decode_queue", "first_decode"]
     if last.route is RouteTaken.DISAGGREGATED:

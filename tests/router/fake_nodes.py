@@ -214,6 +214,7 @@ class FakeDecodeNode(session_pb2_grpc.DecodeNodeServicer):
         self.queued_tokens = 0
         self.submitted: list[Request] = []
         self.aborted: list[RequestKey] = []
+        self.ended_choices: list[tuple[RequestKey, int]] = []
         self.ended: set[tuple[RequestKey, int]] = set()
         self.arrivals: asyncio.Queue[Request] = asyncio.Queue()
 
@@ -282,6 +283,10 @@ class FakeDecodeNode(session_pb2_grpc.DecodeNodeServicer):
                 case "abort":
                     key = RequestKey(message.abort.request_id, message.abort.attempt)
                     self.aborted.append(key)
+                case "end_choice":
+                    ended = message.end_choice
+                    key = RequestKey(ended.request_id, ended.attempt)
+                    self.ended_choices.append((key, ended.choice))
                 case "heartbeat":
                     session.heartbeats += 1
 

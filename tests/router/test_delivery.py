@@ -13,6 +13,7 @@ from router.delivery import (
     Action,
     ChoiceStopped,
     Delivery,
+    EndChoice,
     Ended,
     EndLeg,
     Fail,
@@ -166,8 +167,9 @@ def test_a_node_that_goes_on_beyond_max_tokens_is_cut_off() -> None:
     ]
 
 
-def test_a_stop_string_ends_the_leg_only_when_no_other_choice_runs() -> None:
+def test_a_stop_string_ends_its_choice_and_the_leg_only_when_no_other_runs() -> None:
     request = delivery(num_choices=2)
+    assert request.on(ChoiceStopped(choice=1)) == [EndChoice(attempt=0, choice=1)]
     assert request.on(ChoiceStopped(choice=1)) == []
     assert request.on(output(0, choice=1)) == []
     assert request.on(output(0, choice=0)) == [output(0, choice=0)]
@@ -201,6 +203,7 @@ class Nodes:
         self.max_tokens = max_tokens
         self.said: dict[tuple[int, int], int] = {}  # (attempt, choice) -> next index
         self.live: set[int] = set()
+        self.running: dict[int, set[int]] = {}  # of each attempt: choices that it has to go on with
         self.got: list[list[int]] = [[] for _ in range(num_choices)]
         self.finished: list[int] = [0] * num_choices
         self.failed = False
@@ -213,11 +216,15 @@ class Nodes:
                 case StartLeg():
                     assert action.tries <= MAX_TRIES
                     self.live.add(action.attempt)
+                    self.running[action.attempt] = set(action.choices)
                     for choice in action.choices:
                         assert list(action.output_ids) == self.got[choice]
                         self.said[action.attempt, choice] = len(action.output_ids)
                 case EndLeg():
                     self.live.remove(action.attempt)  # each leg ends once
+                case EndChoice():
+                    self.running[action.attempt].remove(action.choice)
+                    assert self.running[action.attempt], "then the leg is over"
                 case Fail():
                     self.failed = True
                 case TokenOutput():
@@ -225,6 +232,8 @@ class Nodes:
                     assert action.index == len(self.got[action.choice])
                     self.got[action.choice] += action.token_ids
                     self.finished[action.choice] += action.finish_reason is not None
+                    if action.finish_reason is FinishReason.STOP:
+                        self.running[action.attempt].remove(action.choice)
 
     def speak(self, attempt: int, choice: int, num_tokens: int, back: int, end: bool) -> None:
         """The true tokens of the choice are 0, 1, 2, …; ``back`` repeats some of them."""

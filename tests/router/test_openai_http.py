@@ -129,12 +129,12 @@ async def test_a_stop_string_ends_the_answer_and_the_work(world: World) -> None:
     await until(lambda: world.decode[0].aborted == [world.decode[0].submitted[0].key])
 
 
-async def test_a_stop_string_of_one_choice_lets_the_others_go_on(world: World) -> None:
+async def test_a_stop_string_ends_its_choice_on_the_node_and_lets_the_others_go_on(world: World) -> None:
     async def behave(node: FakeDecodeNode, session: FakeSession, request: Request) -> None:
         fox = world.decode[0].answer_ids
         session.say(request, 0, 0, fox[:-1])
         session.say(request, 1, 0, fox[:2])
-        await asyncio.sleep(0.05)
+        await until(lambda: node.ended_choices == [(request.key, 0)])
         assert not node.aborted
         session.say(request, 1, 2, fox[2:-1])
 

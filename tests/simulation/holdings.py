@@ -121,10 +121,14 @@ class Holdings:
     # ---- decode nodes -----------------------------------------------------------------------
 
     def _of_decode(self, host: NodeHost, node: DecodeNode) -> Iterator[Unwanted]:
-        for key in node._requests:
+        for key, state in node._requests.items():
             router = self._routers[key.request_id.partition("/")[0]]
             if not _wants(router, host, key):
                 yield _unwanted(host, "request", key, TELL, router)
+                continue
+            for choice, sequence in state._living.items():
+                if len(sequence.choices) == 1 and not _wants_choice(router, key, choice):
+                    yield _unwanted(host, "choice", (key, choice), TELL, router)
         if len(node._sessions) > len(self._routers):
             yield _unwanted(host, "sessions", len(node._sessions), REPLACE, *self._routers.values())
         scheduler = node.scheduler
@@ -229,6 +233,12 @@ def _wants(router: RouterHost, host: NodeHost, key: RequestKey) -> bool:
     request = router.service.dispatcher._running.get(key.request_id)
     leg = None if request is None else request.legs.get(key.attempt)
     return leg is not None and leg.node == host.name
+
+
+def _wants_choice(router: RouterHost, key: RequestKey, choice: int) -> bool:
+    assert router.service is not None
+    delivery = router.service.dispatcher._running[key.request_id].delivery
+    return delivery._leg_of.get(choice) == key.attempt
 
 
 def _wants_kv(decode: NodeHost, peer_id: str, handoff: HandoffId) -> bool:

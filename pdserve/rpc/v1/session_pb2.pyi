@@ -8,16 +8,18 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class RouterMessage(_message.Message):
-    __slots__ = ("hello", "submit", "abort", "heartbeat")
+    __slots__ = ("hello", "submit", "abort", "heartbeat", "end_choice")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     SUBMIT_FIELD_NUMBER: _ClassVar[int]
     ABORT_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    END_CHOICE_FIELD_NUMBER: _ClassVar[int]
     hello: RouterHello
     submit: NodeRequest
     abort: RequestKey
     heartbeat: Heartbeat
-    def __init__(self, hello: _Optional[_Union[RouterHello, _Mapping]] = ..., submit: _Optional[_Union[NodeRequest, _Mapping]] = ..., abort: _Optional[_Union[RequestKey, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ...) -> None: ...
+    end_choice: ChoiceKey
+    def __init__(self, hello: _Optional[_Union[RouterHello, _Mapping]] = ..., submit: _Optional[_Union[NodeRequest, _Mapping]] = ..., abort: _Optional[_Union[RequestKey, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., end_choice: _Optional[_Union[ChoiceKey, _Mapping]] = ...) -> None: ...
 
 class DecodeMessage(_message.Message):
     __slots__ = ("welcome", "outputs", "status")
@@ -46,6 +48,16 @@ class RequestKey(_message.Message):
     request_id: str
     attempt: int
     def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ...) -> None: ...
+
+class ChoiceKey(_message.Message):
+    __slots__ = ("request_id", "attempt", "choice")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    CHOICE_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    attempt: int
+    choice: int
+    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., choice: _Optional[int] = ...) -> None: ...
 
 class Route(_message.Message):
     __slots__ = ("decode_node", "prefill_nodes", "local_allowed", "lane")
