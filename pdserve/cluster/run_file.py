@@ -4,7 +4,8 @@
     CACHE/run/NAME.lock    locked by the process that serves; free: whatever NAME.json says is stale
 
 The lock, not a process id, says whether a cluster lives: the system frees it whatever ended the
-process, and ids are used again.
+process, and ids are used again. Hosts and containers can share a cache: each finds its own clusters
+alone, since an address may mean nothing elsewhere.
 """
 
 import fcntl
@@ -12,6 +13,7 @@ import json
 import os
 import re
 import shutil
+import socket
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -34,6 +36,7 @@ class RunRecord:
 
     name: str
     pid: int
+    host: str = field(default_factory=socket.gethostname)
     http_url: str | None = None  # None: it is still starting
     grpc_address: str | None = None
     certificate: str | None = None  # the router's, where it speaks TLS
@@ -76,27 +79,32 @@ class Claim:
 def claim(folder: Path, name: str | None) -> Claim:
     """Take ``name``, or the first free default name for None.
 
-    Raises ConfigError where a cluster of that name runs, or the name is no file's.
+    Raises ConfigError where a cluster of that name runs, the name is no file's, or the cache is not
+    for us to write.
     """
     if name is not None and not _NAME.fullmatch(name):
         raise ConfigError(f"--name: {name!r}: letters, digits, '.', '_' and '-' are allowed")
     if name is not None and name.endswith(PREVIOUS):
         raise ConfigError(f"--name: {name!r}: {PREVIOUS!r} is the end of the name of kept logs")
-    folder.mkdir(parents=True, exist_ok=True)
-    for candidate in [name] if name is not None else _default_names():
-        if (lock_fd := _lock(folder / f"{candidate}.lock", fcntl.LOCK_EX)) is not None:
-            return Claim(folder, candidate, lock_fd)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for candidate in [name] if name is not None else _default_names():
+            if (lock_fd := _lock(folder / f"{candidate}.lock", fcntl.LOCK_EX)) is not None:
+                return Claim(folder, candidate, lock_fd)
+    except OSError as error:
+        raise ConfigError(f"PDSERVE_CACHE: the cache cannot be written: {error}") from error
     raise ConfigError(f"--name: a cluster named {name or DEFAULT_NAME!r} runs already")
 
 
 def running(folder: Path) -> list[RunRecord]:
-    """All clusters that run, by name. Stale files are removed on the way."""
+    """All clusters that run on this host, by name. Stale files are removed on the way."""
+    host = socket.gethostname()
     records = []
     for path in sorted(folder.glob("*.json")):
         with _probe(path.with_suffix(".lock")) as stale:
             if stale:
                 _clean(path)
-            elif (record := _read(path)) is not None:
+            elif (record := _read(path)) is not None and record.host == host:
                 records.append(record)
     return records
 

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,22 @@ def test_several_clusters_are_listed_by_name(tmp_path: Path) -> None:
     assert [found.name for found in running(tmp_path)] == ["a", "b"]
     for each in held:
         each.release()
+
+
+def test_a_cluster_of_another_host_that_shares_the_cache_is_not_found(tmp_path: Path) -> None:
+    here, there = claim(tmp_path, None), claim(tmp_path, None)
+    here.publish(record(here.name))
+    there.publish(replace(record(there.name), host="another"))
+    assert [found.name for found in running(tmp_path)] == [here.name]
+    assert (tmp_path / f"{there.name}.json").exists()
+    for each in (here, there):
+        each.release()
+
+
+def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "cache").touch()
+    with pytest.raises(ConfigError, match=f"PDSERVE_CACHE: .* '{tmp_path}/cache/run'"):
+        claim(tmp_path / "cache" / "run", None)
 
 
 def test_what_a_killed_owner_left_is_removed(tmp_path: Path) -> None:
