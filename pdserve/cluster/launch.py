@@ -22,6 +22,7 @@ from pdserve.cluster.addresses import callable_address, host_address, settled_po
 from pdserve.cluster.backoff import Backoff
 from pdserve.cluster.front import RouterAddress
 from pdserve.cluster.host_check import RayLookout, Wanted, check_hosts, hosts_for
+from pdserve.cluster.host_memory import host_memory_bytes
 from pdserve.cluster.incarnation import shared_dir
 from pdserve.cluster.open_files import allow_open_files, too_few_for
 from pdserve.cluster.process_log import log_dir, prints_to_file, set_aside
@@ -214,7 +215,7 @@ def _known_hardware(config: ClusterConfig) -> Hardware:
     memory_bytes = None
     if config.ray.address == "local":
         host_address(config.network)
-        memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        memory_bytes = host_memory_bytes()
     return Hardware(num_cpus=None, num_gpus=float("inf"), memory_bytes=memory_bytes)
 
 

@@ -189,7 +189,8 @@ def _check_memory(nodes: tuple[NodePlan, ...], hardware: Hardware) -> None:
     if hardware.memory_bytes is not None and needed > hardware.memory_bytes:
         raise ConfigError(
             "prefill.kv_cache_bytes and decode.kv_cache_bytes: all ranks together ask for "
-            f"{needed / GIB:.1f} GiB, but this host has {hardware.memory_bytes / GIB:.1f} GiB"
+            f"{needed / GIB:.1f} GiB, but this host or container has "
+            f"{hardware.memory_bytes / GIB:.1f} GiB"
         )
 
 
