@@ -21,21 +21,23 @@ SHELL ["/bin/bash", "-o", "pipefail", "-c"]
 RUN apt-get update \
     && apt-get install -y --no-install-recommends \
        ca-certificates gcc libc6-dev python3 python3-dev python3-venv tini wget \
-    && rm -rf /var/lib/apt/lists/*
+    && apt-get clean && rm -rf /var/lib/apt/lists/*
 
 ENV PATH=/opt/pdserve/bin:$PATH \
     PDSERVE_CACHE=/var/cache/pdserve \
     PYTHONUNBUFFERED=1
 
-# All that is not ours comes first, as pinned by the lock: a change of our code does not install it
-# again. What the extras bring beside it is as new as it comes.
+# All that is not ours comes first: a change of our code does not install it again. What the lock
+# pins is of that release, what the extras bring beside it is as new as it comes.
 WORKDIR /opt/pdserve/source
 COPY requirements.lock pyproject.toml ./
 # hadolint ignore=DL3013
 RUN python3 -m venv /opt/pdserve \
     && grep -v '^torch==' requirements.lock > constraints.txt \
     && pip install --no-cache-dir --extra-index-url "${TORCH_INDEX}" "${TORCH}" \
-    && python3 -c 'import tomllib; print("\n".join(tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"]))' > needed.txt \
+    && python3 -c 'import sys, tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
+       extras = [project["optional-dependencies"][extra] for extra in sys.argv[1].split(",") if extra]; \
+       print("\n".join(sum(extras, project["dependencies"])))' "${EXTRAS}" > needed.txt \
     && pip install --no-cache-dir -c constraints.txt -r needed.txt hatchling
 
 COPY LICENSE ./
@@ -58,6 +60,6 @@ EXPOSE 8000 8001
 # Of the cluster that runs in this container; the pods of a Ray cluster have probes of their own.
 HEALTHCHECK --interval=15s --timeout=5s --start-period=300s CMD ["pdserve", "status"]
 
-# /work/cluster.yaml is served where one is mounted, else the defaults.
+# /work/cluster.yaml is served where one is mounted, else the defaults. `docker stop` kills after 10 s.
 ENTRYPOINT ["/usr/bin/tini", "--", "pdserve"]
-CMD ["serve", "--set", "router.host=0.0.0.0"]
+CMD ["serve", "--set", "router.host=0.0.0.0", "--grace-s", "5"]

@@ -77,6 +77,20 @@ def test_the_extras_that_are_asked_for_exist() -> None:
         assert set(extras.split(",")) <= set(PROJECT["project"]["optional-dependencies"])
 
 
+def test_what_is_installed_before_our_code_is_all_that_is_asked_for() -> None:
+    (program,) = re.findall(r"python3 -c '([^']+)' \"\$\{EXTRAS\}\" > needed.txt", "\n".join(LINES))
+    done = subprocess.run(
+        [sys.executable, "-c", program, "hub,otel,"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    project = PROJECT["project"]
+    extras = [project["optional-dependencies"][name] for name in ("hub", "otel")]
+    assert done.stdout.splitlines() == [*project["dependencies"], *extras[0], *extras[1]]
+
+
 def test_torch_is_the_release_of_the_lock() -> None:
     (pinned,) = re.findall(r"^torch==.+$", (ROOT / "requirements.lock").read_text(), re.MULTILINE)
     assert f"TORCH={pinned}" in instructions("ARG")
@@ -87,6 +101,12 @@ def test_what_it_runs_is_taken_by_pdserve() -> None:
     assert entry[:2] == ["/usr/bin/tini", "--"]
     check_command(entry[2:] + command)
     check_command(json.loads(instructions("HEALTHCHECK")[0].partition("CMD ")[2]))
+
+
+def test_it_ends_before_docker_kills_it() -> None:
+    words = json.loads(instructions("CMD")[0])
+    grace_s = float(words[words.index("--grace-s") + 1])
+    assert 0 < grace_s <= 6  # of 10 s; to end the processes took 3 s on two slow cores
 
 
 def test_the_ports_are_the_routers() -> None:
