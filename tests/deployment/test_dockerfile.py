@@ -1,6 +1,7 @@
 """The image can be made from what is here, and what it runs is there.
 
-No image is built: that takes a daemon and a network. Its lines are checked for what they name.
+No image is built: scripts/build_image.sh does that, in minutes and with a network. The lines are
+checked for what they name.
 """
 
 import json
@@ -68,6 +69,14 @@ def test_nothing_else_is_let_through() -> None:
 
 def test_all_packages_of_the_wheel_are_copied() -> None:
     assert set(PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]) <= set(COPIED)
+
+
+@pytest.mark.parametrize(
+    "text", ["Dockerfile", "scripts/build_image.sh", "examples/README.md", "docs/deployment.md"]
+)
+def test_arguments_for_the_build_are_declared(text: str) -> None:
+    given = set(re.findall(r"--build-arg (\w+)=", (ROOT / text).read_text()))
+    assert given <= {argument.partition("=")[0] for argument in instructions("ARG")}
 
 
 def test_the_extras_that_are_asked_for_exist() -> None:
