@@ -7,21 +7,25 @@
                    closed                         closed                     closed
 
 By itself uvicorn holds a connection that never sends its head, or a byte of it at a time, as long
-as the client likes (measured), and logs a line for each call that it does not understand. Sizes of
-bodies are ``http_bodies.py``'s business.
+as the client likes (measured), takes in any number of requests that are sent ahead, and logs a line
+for each call that it does not understand. Sizes of bodies are ``http_bodies.py``'s business. A
+client that takes nothing of its answers is cut off here while they wait to be written, and by the
+kernel (``server.py``) where all is written.
 """
 
 import asyncio
 import json
 from collections.abc import Callable
 from http import HTTPStatus
-from typing import Any
+from typing import Any, NoReturn
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn._types import ASGI3Application
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from pdserve.core.config import LimitsConfig
 
+MAX_PIPELINED = 64  # requests that a connection may send ahead of their answers
 LINGER_S = 2.0  # a client that still sends gets so long to read why it was refused
 BAD_REQUEST, TIMED_OUT, HEAD_TOO_LARGE = 400, 408, 431
 CONNECT, UPGRADE = b"CONNECT", b"upgrade"
@@ -36,12 +40,14 @@ class GuardedProtocol(HttpToolsProtocol):
         self._in_head = True
         self._num_head_bytes = 0  # as they came, perhaps with some of the body
         self._head_size = 0  # as they were parsed
-        self._is_head_too_large = False
+        self._refusal = (BAD_REQUEST, "this is no HTTP request")  # of what is garbled
         self._is_refused = False
         self._is_garbled = False  # what came behind requests that are still being answered
         self._num_unanswered = 0
+        self._answered: RequestResponseCycle | None = None  # now; ``cycle`` is what came last
         self._wants_upgrade = False
         self._timer: asyncio.TimerHandle | None = None  # for the head, the body or the end
+        self._stalling: asyncio.TimerHandle | None = None  # while the client must read first
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -52,7 +58,10 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
+        self._stop_stalling()
         super().connection_lost(exc)
+        if self._answered is not None and not self._answered.response_complete:
+            _disconnect(self._answered)
 
     def data_received(self, data: bytes) -> None:
         if self._is_refused or self._is_garbled or self.transport.is_closing():
@@ -67,7 +76,7 @@ class GuardedProtocol(HttpToolsProtocol):
         except httptools.HttpParserError:
             self._refuse_garbled()
         if self._in_head and self._num_head_bytes > self._limits.max_header_bytes:
-            self._is_head_too_large = True
+            self._refusal = self._too_large()
             self._refuse_garbled()
 
     def _parse(self, data: bytes) -> None:
@@ -78,6 +87,9 @@ class GuardedProtocol(HttpToolsProtocol):
             try:
                 self.parser.feed_data(data)
             except httptools.HttpParserUpgrade as upgrade:
+                if not self._wants_upgrade:
+                    self._refuse_garbled()
+                    return
                 (num_parsed,) = upgrade.args
                 version = self.parser.get_http_version().encode()
                 head = [self.parser.get_method() + b" " + self.url + b" HTTP/" + version]
@@ -103,9 +115,14 @@ class GuardedProtocol(HttpToolsProtocol):
         self._grow_head(len(name) + len(value))
 
     def on_headers_complete(self) -> None:
-        self._wants_upgrade = self.parser.should_upgrade() and self.parser.get_method() != CONNECT
+        if self.parser.get_method() == CONNECT:
+            self._stop_parsing(BAD_REQUEST, "CONNECT: this is no proxy")
+        self._wants_upgrade = self.parser.should_upgrade()
         if self._wants_upgrade:
             return
+        if len(self.pipeline) >= MAX_PIPELINED:
+            problem = f"more than {MAX_PIPELINED} requests were sent ahead of their answers"
+            self._stop_parsing(BAD_REQUEST, problem)
         super().on_headers_complete()  # raises for a URL that is none: then it is no request yet
         self._in_head = False
         self._num_unanswered += 1
@@ -118,6 +135,10 @@ class GuardedProtocol(HttpToolsProtocol):
         self._stop_timer()
         super().on_message_complete()
 
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._answered = cycle
+        super()._start_asgi_task(cycle, app)
+
     def on_response_complete(self) -> None:
         super().on_response_complete()
         self._num_unanswered -= 1
@@ -127,6 +148,14 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._is_garbled:
             self._refuse_garbled()
 
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._watch_reader()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._stop_stalling()
+
     # ---- bounds -----------------------------------------------------------------------------
 
     def _refuse_garbled(self) -> None:
@@ -135,22 +164,25 @@ class GuardedProtocol(HttpToolsProtocol):
             self._is_garbled = True  # those before it came whole: they are answered first
             self._stop_timer()
             return
-        if self._is_head_too_large:
-            limits = self._limits
-            self._refuse(
-                HEAD_TOO_LARGE,
-                f"the head is larger than {limits.max_header_bytes} bytes, or has more than "
-                f"{limits.max_headers} headers",
-            )
-        else:
-            self._refuse(BAD_REQUEST, "this is no HTTP request")
+        self._refuse(*self._refusal)
 
     def _grow_head(self, num_bytes: int) -> None:
         self._head_size += num_bytes
         too_many = len(self.headers) > self._limits.max_headers
         if too_many or self._head_size > self._limits.max_header_bytes:
-            self._is_head_too_large = True
-            raise ValueError("the head is too large")  # the parser stops, and says so
+            self._stop_parsing(*self._too_large())
+
+    def _too_large(self) -> tuple[int, str]:
+        limits = self._limits
+        return HEAD_TOO_LARGE, (
+            f"the head is larger than {limits.max_header_bytes} bytes, or has more than "
+            f"{limits.max_headers} headers"
+        )
+
+    def _stop_parsing(self, status: int, message: str) -> NoReturn:
+        """What comes here is refused. Called by the parser, which stops and says so."""
+        self._refusal = (status, message)
+        raise ValueError(message)
 
     def _watch_head(self) -> None:
         self._watch(self._limits.header_timeout_s, self._on_late_head)
@@ -171,6 +203,23 @@ class GuardedProtocol(HttpToolsProtocol):
         else:
             self._refuse(TIMED_OUT, f"the body took more than {self._limits.body_timeout_s:g} s")
 
+    def _watch_reader(self) -> None:
+        """Cut off a client that takes nothing until then. While writing waits, nothing is added."""
+        num_unsent = self.transport.get_write_buffer_size()
+        stall_s = self._limits.client_stall_s
+        self._stalling = self.loop.call_later(stall_s, self._on_stalled, num_unsent)
+
+    def _on_stalled(self, num_unsent: int) -> None:
+        if self.transport.get_write_buffer_size() < num_unsent:
+            self._watch_reader()
+        else:
+            self.transport.abort()
+
+    def _stop_stalling(self) -> None:
+        if self._stalling is not None:
+            self._stalling.cancel()
+            self._stalling = None
+
     def _refuse(self, status: int, message: str) -> None:
         """Say why, in OpenAI's form, and hang up."""
         if self._is_refused or self.transport.is_closing():
@@ -185,8 +234,7 @@ class GuardedProtocol(HttpToolsProtocol):
         )
         self.transport.write(head.encode() + body)
         if self._num_unanswered:  # whoever waits for its body waits no more
-            self.cycle.disconnected = True
-            self.cycle.message_event.set()
+            _disconnect(self.cycle)
         if self.transport.can_write_eof():  # closed at once, what still comes would reset it all
             self.transport.write_eof()
             self.flow.resume_reading()
@@ -202,3 +250,9 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+def _disconnect(cycle: RequestResponseCycle) -> None:
+    """Whoever answers it is told that the client is gone."""
+    cycle.disconnected = True
+    cycle.message_event.set()

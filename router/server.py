@@ -231,6 +231,10 @@ def _listen(config: RouterConfig) -> socket.socket:
     # Connections inherit it; asyncio sets it only on sockets that name their protocol. Without it a
     # stream's first event waits 40 ms for the client's acknowledgement of the head.
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    # Likewise: who takes nothing of what is sent for so long is cut off, whoever waits for it then,
+    # also where all was said and the connection is only to be closed.
+    stall_ms = max(1, round(config.limits.client_stall_s * 1000))
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, stall_ms)
     return listening
 
 

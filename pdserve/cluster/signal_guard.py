@@ -53,8 +53,10 @@ def watch(pid: int, at_once_s: float) -> None:
         now_s = time.monotonic()
         if guard.deadline_s is not None and now_s >= guard.deadline_s:
             num_killed = kill_below(pid)
-            sys.stderr.write(f"pdserve: stopped by force, {num_killed} processes killed\n")
             os.kill(pid, signal.SIGKILL)
+            with suppress(OSError):  # the terminal may be gone
+                sys.stderr.write(f"pdserve: stopped by force, {num_killed} processes killed\n")
+                sys.stderr.flush()
             return
         wait_s = None if guard.deadline_s is None else guard.deadline_s - now_s
         ready, _, _ = select.select([sys.stdin.fileno()], [], [], wait_s)

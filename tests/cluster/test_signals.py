@@ -133,7 +133,7 @@ def test_the_end_by_force_comes_with_the_second_or_third_signal(
 STUCK = """
 import ctypes, signal, subprocess, sys
 from pdserve.cluster.signal_watch import watched_signals
-for number in (signal.SIGINT, signal.SIGTERM):
+for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
     signal.signal(number, lambda number, frame: None)
 with watched_signals() as watch, watch.by_force():
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
@@ -143,11 +143,19 @@ with watched_signals() as watch, watch.by_force():
 """
 
 
-def test_a_second_signal_ends_a_stuck_process_and_what_it_started() -> None:
-    with subprocess.Popen([sys.executable, "-c", STUCK], stdout=subprocess.PIPE) as stuck:
+@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGHUP])
+def test_a_second_signal_ends_a_stuck_process_and_what_it_started(first: signal.Signals) -> None:
+    """Also where nobody reads any more what is said about it."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-c", STUCK]
+    with (
+        os.fdopen(writing, "w") as nowhere,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=nowhere) as stuck,
+    ):
         assert stuck.stdout is not None
         child = int(stuck.stdout.readline())
-        stuck.send_signal(signal.SIGINT)
+        stuck.send_signal(first)
         with pytest.raises(subprocess.TimeoutExpired):
             stuck.wait(timeout=0.5)
         stuck.send_signal(signal.SIGTERM)

@@ -1,13 +1,17 @@
 """What a stranger may send over HTTP before anybody knows it: sizes, counts and times."""
 
 import asyncio
+import contextlib
+import socket
 
 import httpx
+import psutil
 import pytest
 import pytest_asyncio
 
 from pdserve.core.config import LimitsConfig
-from tests.router.conftest import ANSWER, World, WorldMaker
+from router.http_guard import MAX_PIPELINED
+from tests.router.conftest import ANSWER, World, WorldMaker, until
 from tests.security.raw import Heard, say
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -176,11 +180,22 @@ async def test_what_is_garbled_behind_requests_is_refused_after_their_answers(
     bounded.decode[0].token_time_s = 0.0
 
 
-@pytest.mark.parametrize("target", [b"CONNECT x:80", b"GET http://x:99999/"])
+@pytest.mark.parametrize(
+    "first_line",
+    [
+        b"CONNECT x:80 HTTP/1.1",
+        b"CONNECT / HTTP/1.1",
+        b"CONNECT * HTTP/1.1",
+        b"CONNECT http://x/ HTTP/1.1",
+        b"GET http://x:99999/ HTTP/1.1",
+        b"PRI * HTTP/2.0",
+    ],
+)
 async def test_a_target_that_is_none_is_refused_without_a_fault(
-    bounded: World, target: bytes, caplog: pytest.LogCaptureFixture
+    bounded: World, first_line: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    heard = await say(bounded.router.http_address, target + b" HTTP/1.1\r\nHost: x\r\n\r\n")
+    """CONNECT alone made the router parse the same head for ever."""
+    heard = await hear(bounded, first_line + b"\r\nHost: x\r\n\r\nSM\r\n\r\n")
     assert heard.status == 400
     assert not [record for record in caplog.records if record.exc_info]
 
@@ -192,3 +207,52 @@ async def test_who_asks_for_another_protocol_too_is_answered_in_this_one(bounded
     heard = await say(bounded.router.http_address, post + get + post + GOOD)
     assert heard.raw.count(b"HTTP/1.1 200") == 4
     assert heard.raw.count(ANSWER.encode()) == 3
+
+
+async def test_requests_that_are_sent_ahead_without_end_are_not_taken_in(bounded: World) -> None:
+    heard = await hear(bounded, 5000 * b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert heard.raw.count(b"HTTP/1.1 200") == MAX_PIPELINED + 1
+    last = heard.raw.rpartition(b"HTTP/1.1 ")[2]
+    assert last.startswith(b"400")
+    assert b"more than 64 requests were sent ahead" in last
+
+
+async def test_a_client_that_leaves_is_noticed_whatever_it_has_sent_ahead(bounded: World) -> None:
+    node = bounded.decode[0]
+    node.token_time_s = 0.02
+    num_submitted, num_aborted = len(node.submitted), len(node.aborted)
+    host, _, port = bounded.router.http_address.rpartition(":")
+    _, writer = await asyncio.open_connection(host, int(port))
+    writer.write(GOOD + b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n" + GOOD)
+    await until(lambda: len(node.submitted) > num_submitted)
+    writer.close()
+    await until(lambda: len(node.aborted) > num_aborted)
+    assert node.aborted[-1] == node.submitted[-1].key
+    node.token_time_s = 0.0
+
+
+@pytest.mark.parametrize("says_more", [False, True])
+@pytest.mark.parametrize("num_asked", [3, MAX_PIPELINED])
+async def test_a_client_that_takes_no_answers_is_cut_off(
+    make_world: WorldMaker, num_asked: int, says_more: bool
+) -> None:
+    async with make_world(limits=LimitsConfig(client_stall_s=0.4, header_timeout_s=1.0)) as world:
+        host, _, server_port = world.router.http_address.rpartition(":")
+        with socket.socket() as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.connect((host, int(server_port)))
+            client.sendall(num_asked * b"GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n")
+            async with asyncio.timeout(20):
+                port = client.getsockname()[1]
+                await until(lambda: is_served(port))
+                while is_served(port):
+                    if says_more:
+                        with contextlib.suppress(OSError):
+                            client.send(b"x")
+                    await asyncio.sleep(0.05)
+
+
+def is_served(client_port: int) -> bool:
+    """Whether this process, which is the router's too, holds its end of a client's connection."""
+    connections = psutil.Process().net_connections(kind="tcp")
+    return any(tuple(connection.raddr)[1:] == (client_port,) for connection in connections)
