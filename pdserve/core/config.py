@@ -175,7 +175,7 @@ class KvTransferConfig:
 
     transport: str = "auto"  # auto, grpc, gloo, nccl, cuda_ipc
     frame_bytes: int = 2 << 20  # payload of one message; over gRPC 1 to 4 MiB, over NCCL large
-    staging_bytes: int = 16 << 20  # per link and direction, process-group transports
+    staging_bytes: int = 16 << 20  # of frames on their way at once on a link; up to 4 frames are
     timeout_s: float = 30.0  # for one operation; then the pair is closed and remade
 
     def __post_init__(self) -> None:
