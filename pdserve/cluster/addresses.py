@@ -14,6 +14,7 @@ from pdserve.core.errors import ConfigError
 _SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of an interface
 _NAME_BYTES = 15
 _ADDRESS = slice(20, 24)  # of the answer
+_NO_ADDRESS = (OSError, ValueError)  # what sockets raise of a host; ValueError: of what is no name
 
 
 def host_address(network: NetworkConfig) -> str:
@@ -44,7 +45,7 @@ def settled_ports(router: RouterConfig) -> Iterator[RouterConfig]:
     """The router's section with both ports free and known: a router made anew keeps them.
 
     Ports chosen here are nobody else's inside the block: between the choice and the router's start
-    lies that of Ray. Raises ConfigError where a port is taken.
+    lies that of Ray. Raises ConfigError where a port is taken or the host is not ours.
     """
     for key in ("http_port", "grpc_port"):
         port = getattr(router, key)
@@ -54,20 +55,25 @@ def settled_ports(router: RouterConfig) -> Iterator[RouterConfig]:
                 f"`--set router.{key}=PORT`, or 0 for any"
             )
     with ExitStack() as held:
-        yield replace(
-            router,
-            http_port=router.http_port or _hold_port(router.host, held),
-            grpc_port=router.grpc_port or _hold_port(router.host, held),
-        )
+        try:
+            settled = replace(
+                router,
+                http_port=router.http_port or _hold_port(router.host, held),
+                grpc_port=router.grpc_port or _hold_port(router.host, held),
+            )
+        except _NO_ADDRESS as error:
+            raise _cannot_listen(router.host, error) from error
+        yield settled
 
 
 def _own_address(host: str) -> str:
     try:
         with ExitStack() as held:
             _hold_port(host, held)
-    except OSError as error:
+    except _NO_ADDRESS as error:
+        reason = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(
-            f"network.host: {socket.gethostname()} has no address {host!r} ({error.strerror}); "
+            f"network.host: {socket.gethostname()} has no address {host!r} ({reason}); "
             "give one that it has, or network.interface"
         ) from error
     return host
@@ -96,6 +102,10 @@ def is_free(host: str, port: int) -> bool:
                 if error.errno in (errno.EADDRINUSE, errno.EACCES):
                     return False
                 raise
-    except OSError as error:
-        raise ConfigError(f"router.host: cannot listen on {host!r}: {error}") from error
+    except _NO_ADDRESS as error:
+        raise _cannot_listen(host, error) from error
     return True
+
+
+def _cannot_listen(host: str, error: Exception) -> ConfigError:
+    return ConfigError(f"router.host: cannot listen on {host!r}: {error}")

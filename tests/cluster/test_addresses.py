@@ -16,7 +16,10 @@ def test_an_interface_stands_for_its_address() -> None:
     assert host_address(NetworkConfig(host="127.0.0.2")) == "127.0.0.2"
 
 
-@pytest.mark.parametrize("host", ["192.0.2.1", "no-such-host.invalid"])  # for documents alone
+WRONG_HOSTS = ["192.0.2.1", "no-such-host.invalid", f"{'a' * 64}.invalid", "::ffff::"]
+
+
+@pytest.mark.parametrize("host", WRONG_HOSTS)
 def test_a_host_that_is_not_this_one_is_refused_by_key(host: str) -> None:
     with pytest.raises(ConfigError, match=f"network.host: .* has no address '{host}'"):
         host_address(NetworkConfig(host=host))
@@ -34,9 +37,17 @@ def test_a_port_is_free_when_nobody_listens_there() -> None:
     assert is_free("127.0.0.1", port)
 
 
-def test_a_host_that_is_not_ours_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"router.host: cannot listen on '192.0.2.77'"):
-        is_free("192.0.2.77", 8000)
+@pytest.mark.parametrize("host", WRONG_HOSTS)
+@pytest.mark.parametrize("ports", [(0, 0), (0, 48211), (48210, 0), (48210, 48211)])
+def test_a_host_that_the_router_cannot_listen_on_is_refused(
+    host: str, ports: tuple[int, int]
+) -> None:
+    router = RouterConfig(host=host, http_port=ports[0], grpc_port=ports[1])
+    with (
+        pytest.raises(ConfigError, match=rf"router.host: cannot listen on '{host}'"),
+        settled_ports(router),
+    ):
+        pass
 
 
 def test_open_ports_are_chosen_once_and_a_taken_one_is_refused() -> None:
