@@ -1,8 +1,8 @@
 """Which beginnings of prompts this router has sent to which nodes, as far as it remembers.
 
 Bounded: of all blocks the last used are kept, and of a prompt's blocks the first stay longest. A
-node is named with its incarnation, so what a dead one had is never looked for on its successor. It
-is a guess of what nodes have cached; they alone know. Pure.
+node is named with its incarnation, so what a dead one had is never looked for on its successor, and
+of a block each name has one. It is a guess of what nodes have cached; they alone know. Pure.
 """
 
 from collections import OrderedDict
@@ -12,8 +12,6 @@ from pdserve.core.node import NodeAddress
 from pdserve.core.prefix_hash import PrefixHash, prefix_hashes
 from pdserve.core.routing_config import PrefixConfig
 
-Holder = tuple[str, str]  # a node's name and incarnation
-
 
 class PrefixIndex:
     """``blocks_of`` names a prompt's blocks; ``sent`` notes them, ``cached`` looks them up."""
@@ -21,7 +19,8 @@ class PrefixIndex:
     def __init__(self, config: PrefixConfig) -> None:
         self._max_entries = config.max_entries
         self._block_size = config.block_size
-        self._holders: OrderedDict[PrefixHash, set[Holder]] = OrderedDict()
+        # Of each block the nodes that were sent it, by name, with their incarnations.
+        self._holders: OrderedDict[PrefixHash, dict[str, str]] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._holders)
@@ -32,25 +31,21 @@ class PrefixIndex:
 
     def sent(self, blocks: Sequence[PrefixHash], nodes: Iterable[NodeAddress]) -> None:
         """A prompt with these blocks was sent to these nodes."""
-        holders = {_holder(node) for node in nodes}
+        holders = {node.name: node.incarnation for node in nodes}
         for block in reversed(blocks[: self._max_entries]):  # the first ones are the last used
-            self._holders.setdefault(block, set()).update(holders)
+            self._holders.setdefault(block, {}).update(holders)
             self._holders.move_to_end(block)
         while len(self._holders) > self._max_entries:
             self._holders.popitem(last=False)
 
     def cached(self, blocks: Sequence[PrefixHash], nodes: Iterable[NodeAddress]) -> dict[str, int]:
         """Tokens of the prompt's beginning that each of these nodes was sent; 0 is left out."""
-        searched = {_holder(node) for node in nodes}
+        searched = {(node.name, node.incarnation) for node in nodes}
         lengths: dict[str, int] = {}
         for number, block in enumerate(blocks, 1):
-            searched &= self._holders.get(block, set())
+            searched &= self._holders.get(block, {}).items()
             if not searched:
                 break
             for name, _ in searched:
                 lengths[name] = number * self._block_size
         return lengths
-
-
-def _holder(node: NodeAddress) -> Holder:
-    return node.name, node.incarnation

@@ -63,11 +63,12 @@ class KernelStarvation:
         if self._world is None or process.world != self._world:
             return False
         look = Look(at_s=now_s, threads=_threads(process.pid))
+        self._looks = {
+            each: seen for each, seen in self._looks.items() if now_s - seen.at_s <= _STALE_S
+        }
         before = self._looks.get(process)
         self._looks[process] = look
-        if before is None or now_s - before.at_s > _STALE_S:
-            return False
-        return starved_between(before, look)
+        return before is not None and starved_between(before, look)
 
 
 def starved_between(before: Look, after: Look) -> bool:

@@ -107,6 +107,15 @@ def test_one_ready_thread_without_a_cpu_is_enough(
     assert starved_between(look(10.0, 0.0), look(11.0, ran_s)) is starved
 
 
+def test_nothing_is_kept_of_a_process_that_is_not_asked_about_any_more() -> None:
+    gone, starvation = replace(own_process(), pid=os.getpid()), KernelStarvation()
+    held = sys.getrefcount(gone)
+    starvation.starves(gone, 0.0)
+    assert sys.getrefcount(gone) > held
+    starvation.starves(replace(gone, pid=1), 60.0)
+    assert sys.getrefcount(gone) == held
+
+
 def test_a_look_that_is_long_ago_says_nothing(start: Start) -> None:
     hungry = start("spins", 19)
     start("spins", 0)

@@ -50,6 +50,16 @@ def test_a_node_made_anew_has_nothing() -> None:
     assert index.cached(index.blocks_of(PROMPT, b""), [node("d0", "2")]) == {}
 
 
+def test_what_a_node_had_is_forgotten_once_its_successor_is_sent_it() -> None:
+    """Else a block that is never dropped would name all that ever were."""
+    index, successor = make(), node("d0", "2")
+    blocks = index.blocks_of(PROMPT, b"")
+    index.sent(blocks, [D0, D1])
+    index.sent(blocks[:2], [successor])
+    assert index.cached(blocks, [D0]) == {}
+    assert index.cached(blocks, [successor, D1]) == {"d0": 8, "d1": 16}
+
+
 def test_the_end_of_a_prompt_is_forgotten_before_its_beginning() -> None:
     index = make(max_entries=5)
     index.sent(index.blocks_of(PROMPT, b""), [D0])
