@@ -167,8 +167,7 @@ class Dispatcher:
         """Nobody reads these any more: end those that still run."""
         for request_id in request_ids:
             if running := self._running.get(request_id):
-                self._metrics.choice_finished(FinishReason.ABORT)
-                self._apply(running, Ended(error=None))
+                self._apply(running, Aborted())
 
     async def run(self, news: asyncio.Queue[News]) -> None:
         """Follow what the nodes say, for ever."""

@@ -41,7 +41,10 @@ def parse_unique(field: str, text: str) -> object:
 def _unique(pairs: Pairs) -> None:
     """In place of the object itself, which was parsed before."""
     if (key := _first_repeated(pairs)) is not None:
-        raise InvalidRequestError(key[:MAX_SHOWN_NAME], "it is given twice in one object")
+        name = key[:MAX_SHOWN_NAME]
+        readable = name.strip() and name.isprintable()
+        field = name if readable else json.dumps(name)
+        raise InvalidRequestError(field, "it is given twice in one object")
 
 
 def _first_repeated(pairs: Pairs) -> str | None:

@@ -149,6 +149,8 @@ async def test_a_large_body_is_parsed_off_the_loop(size: int, is_inline: bool) -
         ('{"messages": [{"role": "user", "content": "a", "role": "system"}]}', "role"),
         ('{"prompt": "a", "pro\\u006dpt": "b"}', "prompt"),
         ('{"prompt": "a", "%s": 1, "%s": 2}' % (2 * ("x" * 1000,)), "x" * 60),
+        ('{"prompt": "a", "": 1, "": 2}', '""'),
+        ('{"prompt": "a", " \\n": 1, " \\n": 2}', r'" \n"'),
     ],
 )
 async def test_a_key_that_comes_twice_is_refused_by_its_name(

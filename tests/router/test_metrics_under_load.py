@@ -7,7 +7,7 @@ import pytest
 
 from pdserve.bench.load import Outcome, Target, run_load
 from pdserve.bench.workload import Arrival
-from pdserve.core.request import Request
+from pdserve.core.request import FinishReason, Request
 from router.metrics import TTFT_BOUNDS_S
 from tests.router.conftest import WAIT_S, World, WorldMaker
 from tests.router.fake_nodes import FakeDecodeNode, FakeSession, answer
@@ -113,3 +113,25 @@ async def test_first_tokens_are_counted_where_the_load_generator_saw_them(world:
         assert bound > DELAY_S or buckets[bound] == 0
     total_s = scrapes[-1].value("time_to_first_token_seconds_sum")
     assert NUM_REQUESTS * DELAY_S <= total_s <= sum(ttfts)
+
+
+@pytest.mark.parametrize("num_over", [0, 1])
+async def test_each_choice_whose_client_left_counts_once(
+    make_world: WorldMaker, num_over: int
+) -> None:
+    async def end_some(node: FakeDecodeNode, session: FakeSession, request: Request) -> None:
+        for choice in range(num_over):
+            session.say(request, choice, 0, [5], finish=FinishReason.STOP)
+
+    async with make_world() as world:
+        world.decode[0].behave = end_some
+        call = asyncio.create_task(world.complete(max_tokens=100, n=3))
+        await world.decode[0].arrivals.get()
+        async with asyncio.timeout(WAIT_S):
+            while (await scrape(world)).value("generation_tokens_total") < num_over:
+                await asyncio.sleep(0.01)
+        call.cancel()
+        await world.until_idle()
+        seen = await scrape(world)
+    assert seen.value("request_success_total", finished_reason="abort") == 3 - num_over
+    assert seen.value("request_success_total", finished_reason="stop") == num_over
