@@ -10,7 +10,6 @@ NUMBER: Json = {"type": "number"}
 COUNT: Json = {"type": "integer", "minimum": 0}
 TRUTH: Json = {"type": "boolean"}
 TEXT_OR_NULL: Json = {"type": ["string", "null"]}
-COUNT_OR_NULL: Json = {"type": ["integer", "null"], "minimum": 0}
 ANYTHING: Json = {}
 
 

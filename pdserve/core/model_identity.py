@@ -19,7 +19,6 @@ from pdserve.core.errors import ModelFilesError
 CONFIG_FILE = "config.json"
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
-SUFFIX = ".safetensors"
 PICKLED = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 WHY_NO_OTHERS = "other formats may run code when they are loaded"
 NUM_SHOWN = 5
