@@ -36,11 +36,10 @@ class ReadOneMessage(grpc.aio.ServerInterceptor):
     """Answers INVALID_ARGUMENT where it cannot be decoded, DEADLINE_EXCEEDED where it does not come
     in ``timeout_s``; the handler is not called then.
 
-    For the methods of ``service`` that take one message; those that stream are async generators.
+    For all methods that take one message; those that answer with a stream are async generators.
     """
 
-    def __init__(self, service: str, *, timeout_s: float) -> None:
-        self._prefix = f"/{service}/"
+    def __init__(self, *, timeout_s: float) -> None:
         self._timeout_s = timeout_s
 
     async def intercept_service(
@@ -49,8 +48,7 @@ class ReadOneMessage(grpc.aio.ServerInterceptor):
         handler_call_details: grpc.HandlerCallDetails,
     ) -> FoundHandler:
         handler = await continuation(handler_call_details)
-        ours = handler_call_details.method.startswith(self._prefix)
-        if handler is None or not ours or handler.request_streaming:
+        if handler is None or handler.request_streaming:
             return handler
         # gRPC hands a method that takes a stream over before anything has been read.
         make = (

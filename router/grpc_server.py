@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from pdserve.core.errors import ConfigError, InvalidRequestError, PdserveError
@@ -22,6 +22,7 @@ from router.generation import Delta, Generation, GenerationRequest
 from router.grpc_access import RequireKey, authorization_of, traceparent_of
 from router.grpc_calls import GrpcAnswer
 from router.grpc_decoding import ReadOneMessage, fail
+from router.grpc_health import Health
 from router.grpc_limits import BoundMetadata, public_options
 from router.grpc_messages import (
     conversation,
@@ -30,6 +31,7 @@ from router.grpc_messages import (
     prompt_of,
     request_fields,
 )
+from router.grpc_shares import BoundShares
 from router.http_labels import clean_label
 from router.intake import Conversation
 from router.service import Service, version
@@ -63,14 +65,15 @@ async def start_grpc_server(service: Service) -> PublicGrpcServer:
     interceptors = [
         BoundMetadata(limits.max_headers),
         RequireKey(service.callers),
-        ReadOneMessage(SERVICE_NAME, timeout_s=limits.body_timeout_s),
+        BoundShares(SERVICE_NAME, max_calls=limits.max_grpc_calls),
+        ReadOneMessage(timeout_s=limits.body_timeout_s),
     ]
     server = grpc.aio.server(
         interceptors=interceptors,
         options=public_options(limits),
         maximum_concurrent_rpcs=limits.max_grpc_calls,
     )
-    health_servicer = health.aio.HealthServicer()
+    health_servicer = Health(["", SERVICE_NAME])
     inference_pb2_grpc.add_InferenceServicer_to_server(_Inference(service), server)
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
     names = (SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME)
@@ -95,12 +98,9 @@ def _bind(server: grpc.aio.Server, address: str, security: SecurityConfig) -> in
     return server.add_secure_port(address, credentials)
 
 
-async def _follow_readiness(service: Service, servicer: health.aio.HealthServicer) -> None:
-    status = health_pb2.HealthCheckResponse
+async def _follow_readiness(service: Service, servicer: Health) -> None:
     while True:
-        ready = service.readiness().ready
-        for name in ("", SERVICE_NAME):
-            await servicer.set(name, status.SERVING if ready else status.NOT_SERVING)
+        servicer.set(serving=service.readiness().ready)
         await service.dispatcher.nodes_changed.wait()
         service.dispatcher.nodes_changed.clear()
 

@@ -231,14 +231,31 @@ async def test_health_follows_readiness(make_world: WorldMaker) -> None:
         open_channel(world) as channel,
     ):
         stub: Any = health_pb2_grpc.HealthStub(channel)
+        left = stub.Watch(health_pb2.HealthCheckRequest())
         watch = stub.Watch(health_pb2.HealthCheckRequest())
         serving = health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVING)
         async with asyncio.timeout(5):
+            await left.read()
+            left.cancel()
             while await watch.read() != serving:
                 pass
             await world.decode[0].stop()
             answer = await watch.read()
-        assert answer.status == health_pb2.HealthCheckResponse.NOT_SERVING
+            assert answer.status == health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+async def test_of_services_that_there_are_not_health_says_so(channel: grpc.aio.Channel) -> None:
+    stub: Any = health_pb2_grpc.HealthStub(channel)
+    other = health_pb2.HealthCheckRequest(service="other.Service")
+    with pytest.raises(grpc.aio.AioRpcError, match="there is none of this name") as raised:
+        await stub.Check(other)
+    assert raised.value.code() is grpc.StatusCode.NOT_FOUND
+    watch = stub.Watch(other)
+    assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+    watch.cancel()
+    listing: Any = channel.unary_unary("/grpc.health.v1.Health/List")
+    with pytest.raises(grpc.aio.AioRpcError, match="ask for a service by Check"):
+        await listing(b"")
 
 
 async def test_reflection_lists_the_service(channel: grpc.aio.Channel) -> None:

@@ -6,12 +6,16 @@ from typing import Any
 import grpc
 import pytest
 import pytest_asyncio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2
 
 from pdserve.core.config import LimitsConfig
 from pdserve.rpc.v1 import inference_pb2 as pb
 from pdserve.rpc.v1 import inference_pb2_grpc
-from tests.router.conftest import World, WorldMaker, until
+from router.grpc_shares import SHARE
+from tests.router.conftest import WAIT_S, World, WorldMaker, until
 from tests.router.fake_nodes import silent
+from tests.security.keys import ALICE, KEYS, TOKEN, metadata
 from tests.security.raw import say
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -20,6 +24,7 @@ LIMITS = LimitsConfig(
     body_timeout_s=0.3, max_body_bytes=10_000, max_header_bytes=4096, max_grpc_calls=16
 )
 
+HEALTH, REFLECTION = "/grpc.health.v1.Health", "/grpc.reflection.v1alpha.ServerReflection"
 OTHER = (("grpc.use_local_subchannel_pool", 1),)  # else channels share a connection
 
 
@@ -40,10 +45,20 @@ async def never():
     yield b""
 
 
-@pytest.mark.parametrize("method", ["Generate", "Tokenize", "Abort"])
+@pytest.mark.parametrize(
+    "method",
+    [
+        "/pdserve.v1.Inference/Generate",
+        "/pdserve.v1.Inference/Tokenize",
+        "/pdserve.v1.Inference/Abort",
+        f"{HEALTH}/Check",
+        f"{HEALTH}/List",
+        f"{HEALTH}/Watch",
+    ],
+)
 async def test_a_message_that_does_not_come_ends_its_call(bounded: World, method: str) -> None:
     async with grpc.aio.insecure_channel(bounded.router.grpc_address) as channel:
-        call: Any = channel.stream_stream(f"/pdserve.v1.Inference/{method}")(never())
+        call: Any = channel.stream_stream(method)(never())
         code, details = await status_of(call.read())
     assert code is grpc.StatusCode.DEADLINE_EXCEEDED
     assert details == "request: it took more than 0.3 s to come"
@@ -127,6 +142,78 @@ async def test_more_calls_than_allowed_are_refused_and_the_next_is_served(bounde
                 call.cancel()
             await until(lambda: len(node.aborted) == LIMITS.max_grpc_calls)
             assert (await other.Tokenize(pb.TokenizeRequest(text="x"))).token_ids
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def closed(make_world: WorldMaker):
+    """With API keys, and as many calls as by default."""
+    async with make_world(api_keys=KEYS, admin_token=TOKEN) as made:
+        yield made
+
+
+async def everything_is_served(world: World) -> None:
+    """By another connection than those that are held open."""
+    async with grpc.aio.insecure_channel(world.router.grpc_address, OTHER) as channel:
+        inference: Any = inference_pb2_grpc.InferenceStub(channel)
+        asked = pb.GenerateRequest(text="Hi", sampling=pb.SamplingParams(max_tokens=3))
+        answers = inference.Generate(asked, metadata=metadata(ALICE))
+        assert sum([len(message.token_ids) async for message in answers]) == 3
+        health: Any = health_pb2_grpc.HealthStub(channel)
+        reply = await health.Check(health_pb2.HealthCheckRequest())
+        assert reply.status == health_pb2.HealthCheckResponse.SERVING
+
+
+@pytest.mark.parametrize("method", [f"{HEALTH}/Watch", f"{REFLECTION}/ServerReflectionInfo"])
+async def test_streams_of_other_services_have_a_share_and_no_more(
+    closed: World, method: str
+) -> None:
+    asked = reflection_pb2.ServerReflectionRequest(list_services="")
+
+    async def messages():
+        yield b"" if method.startswith(HEALTH) else asked.SerializeToString()
+        await asyncio.sleep(60)
+
+    async with grpc.aio.insecure_channel(closed.router.grpc_address) as channel:
+        stream: Any = channel.stream_stream(method)
+        calls = [stream(messages(), metadata=metadata(ALICE)) for _ in range(SHARE)]
+        for call in calls:
+            assert await call.read()
+        code, details = await status_of(stream(messages(), metadata=metadata(ALICE)).read())
+        assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert details == f"{method}: at most {SHARE} such calls are allowed at once"
+        await everything_is_served(closed)
+        calls.pop().cancel()
+        async with asyncio.timeout(WAIT_S):
+            while not await is_let_in(stream(messages(), metadata=metadata(ALICE))):
+                await asyncio.sleep(0.01)
+
+
+async def is_let_in(call: Any) -> bool:
+    try:
+        return bool(await call.read())
+    except grpc.aio.AioRpcError as error:
+        if error.code() is not grpc.StatusCode.RESOURCE_EXHAUSTED:
+            raise
+        return False
+
+
+async def test_health_checks_whose_message_does_not_come_keep_nobody_out(closed: World) -> None:
+    async with grpc.aio.insecure_channel(closed.router.grpc_address) as channel:
+        check: Any = channel.stream_unary(f"{HEALTH}/Check")
+        calls = [check(never()) for _ in range(2 * SHARE)]
+        await until(lambda: sum(call.done() for call in calls) == SHARE)
+        await everything_is_served(closed)
+        code, details = await status_of(next(call for call in calls if call.done()))
+        assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert details == f"{HEALTH}/Check: at most {SHARE} such calls are allowed at once"
+        assert not all(call.done() for call in calls)
+
+
+async def test_where_few_calls_are_allowed_most_are_for_our_own_service(bounded: World) -> None:
+    async with grpc.aio.insecure_channel(bounded.router.grpc_address) as channel:
+        stub: Any = health_pb2_grpc.HealthStub(channel)
+        calls = [stub.Watch(health_pb2.HealthCheckRequest()) for _ in range(3)]
+        assert sum([await is_let_in(call) for call in calls]) == 2
 
 
 @pytest.mark.parametrize(

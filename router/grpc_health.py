@@ -1,0 +1,54 @@
+"""grpc.health.v1: one word for all services that there are, asked for or watched.
+
+Whoever watches is told each change as fast as it reads, and holds up nobody else.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+Status = health_pb2.HealthCheckResponse
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class Health(health_pb2_grpc.HealthServicer):
+    """Says NOT_SERVING until it is told otherwise. Of other services it says that it knows none."""
+
+    def __init__(self, services: Sequence[str]) -> None:
+        self._services = services
+        self._status: Status.ServingStatus = Status.NOT_SERVING
+        self._changed = asyncio.Event()
+
+    def set(self, *, serving: bool) -> None:
+        """From now on this is the word."""
+        self._status = Status.SERVING if serving else Status.NOT_SERVING
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def Check(
+        self, request: health_pb2.HealthCheckRequest, context: Context
+    ) -> health_pb2.HealthCheckResponse:
+        if request.service not in self._services:
+            await context.abort(grpc.StatusCode.NOT_FOUND, "service: there is none of this name")
+        return Status(status=self._status)
+
+    async def List(self, request: object, context: Context) -> None:
+        """Newer versions of the protocol have it; the one that we were written for does not."""
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "ask for a service by Check")
+
+    async def Watch(
+        self, request: health_pb2.HealthCheckRequest, context: Context
+    ) -> AsyncIterator[health_pb2.HealthCheckResponse]:
+        is_known = request.service in self._services
+        told = None
+        while True:
+            changed = self._changed
+            status = self._status if is_known else Status.SERVICE_UNKNOWN
+            if status == told:
+                await changed.wait()
+            else:
+                told = status
+                yield Status(status=status)
