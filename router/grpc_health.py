@@ -19,12 +19,12 @@ class Health(health_pb2_grpc.HealthServicer):
 
     def __init__(self, services: Sequence[str]) -> None:
         self._services = services
-        self._status: Status.ServingStatus = Status.NOT_SERVING
+        self._is_serving = False
         self._changed = asyncio.Event()
 
     def set(self, *, serving: bool) -> None:
         """From now on this is the word."""
-        self._status = Status.SERVING if serving else Status.NOT_SERVING
+        self._is_serving = serving
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -33,7 +33,7 @@ class Health(health_pb2_grpc.HealthServicer):
     ) -> health_pb2.HealthCheckResponse:
         if request.service not in self._services:
             await context.abort(grpc.StatusCode.NOT_FOUND, "service: there is none of this name")
-        return Status(status=self._status)
+        return Status(status=self._word(request.service))
 
     async def List(self, request: object, context: Context) -> None:
         """Newer versions of the protocol have it; the one that we were written for does not."""
@@ -42,13 +42,16 @@ class Health(health_pb2_grpc.HealthServicer):
     async def Watch(
         self, request: health_pb2.HealthCheckRequest, context: Context
     ) -> AsyncIterator[health_pb2.HealthCheckResponse]:
-        is_known = request.service in self._services
         told = None
         while True:
-            changed = self._changed
-            status = self._status if is_known else Status.SERVICE_UNKNOWN
-            if status == told:
+            changed, word = self._changed, self._word(request.service)
+            if word == told:
                 await changed.wait()
             else:
-                told = status
-                yield Status(status=status)
+                told = word
+                yield Status(status=word)
+
+    def _word(self, service: str) -> int:
+        if service not in self._services:
+            return Status.SERVICE_UNKNOWN
+        return Status.SERVING if self._is_serving else Status.NOT_SERVING
