@@ -13,6 +13,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from tests.commands import check_command
 
@@ -84,6 +85,16 @@ def test_the_extras_that_are_asked_for_exist() -> None:
     assert asked
     for extras in asked:
         assert set(extras.split(",")) <= set(PROJECT["project"]["optional-dependencies"])
+
+
+def test_what_has_pre_releases_alone_names_one() -> None:
+    (gpu,) = PROJECT["project"]["optional-dependencies"]["gpu"]
+    assert Requirement(gpu).specifier.prereleases  # else pip takes none of them
+
+
+def test_what_torch_wants_another_release_of_is_not_pinned() -> None:
+    unpinned = re.findall(r"-e '\^([\w-]+)=='", instructions("RUN")[1])
+    assert unpinned == ["torch", "setuptools"]
 
 
 def test_what_is_installed_before_our_code_is_all_that_is_asked_for() -> None:
