@@ -28,14 +28,15 @@ ENV PATH=/opt/pdserve/bin:$PATH \
     PYTHONUNBUFFERED=1
 
 # All that is not ours comes first: a change of our code does not install it again. What the lock
-# pins is of that release, but for setuptools, which each torch wants another one of; what the extras
-# bring beside it is as new as it comes.
+# pins is of that release, but for setuptools, which each torch wants another one of, and torch itself,
+# which stays the one that was asked for; what the extras bring beside it is as new as it comes.
 WORKDIR /opt/pdserve/source
 COPY requirements.lock pyproject.toml ./
 # hadolint ignore=DL3013
 RUN python3 -m venv /opt/pdserve \
     && grep -v -e '^torch==' -e '^setuptools==' requirements.lock > constraints.txt \
     && pip install --no-cache-dir --extra-index-url "${TORCH_INDEX}" "${TORCH}" \
+    && pip list --format=freeze | grep '^torch==' >> constraints.txt \
     && python3 -c 'import sys, tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
        extras = [project["optional-dependencies"][extra] for extra in sys.argv[1].split(",") if extra]; \
        print("\n".join(sum(extras, project["dependencies"])))' "${EXTRAS}" > needed.txt \

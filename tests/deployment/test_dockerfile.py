@@ -97,6 +97,14 @@ def test_what_torch_wants_another_release_of_is_not_pinned() -> None:
     assert unpinned == ["torch", "setuptools"]
 
 
+def test_the_torch_that_was_asked_for_is_not_replaced() -> None:
+    steps = instructions("RUN")[1].split("&&")
+    (torch,) = (i for i, step in enumerate(steps) if '"${TORCH}"' in step)
+    assert "grep '^torch==' >> constraints.txt" in steps[torch + 1]
+    for step in steps[torch + 1 :] + instructions("RUN")[2].split("&&"):
+        assert "pip install" not in step or "-c constraints.txt" in step
+
+
 def test_what_is_installed_before_our_code_is_all_that_is_asked_for() -> None:
     (program,) = re.findall(r"python3 -c '([^']+)' \"\$\{EXTRAS\}\" > needed.txt", "\n".join(LINES))
     done = subprocess.run(
