@@ -82,6 +82,7 @@ class FakeExecutor:
             assert copy.source != copy.destination
         slots = [chunk.slot for chunk in batch.chunks]
         assert len(set(slots)) == len(slots), "two chunks of one slot"
+        assert {joined.slot for joined in batch.joined} <= set(slots), "joined before its chunk"
         self._steps.append(_FakeStep(batch, [self._plan(chunk) for chunk in batch.chunks]))
 
     def run_one(self) -> None:

@@ -21,7 +21,8 @@ class Carried:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Joined:
-    """A sequence that the ranks have not held before this step, or hold again.
+    """A sequence that the ranks have not held before this step, or hold again; the schedulers plan
+    its first chunk in the same batch.
 
     ``history`` is filled only where ``sampling.needs_history``: the tokens so far, of which the
     first ``prompt_len`` are the prompt and the rest output. ``end_token_ids`` are masked until

@@ -49,7 +49,7 @@ class Ledger:
         self.num_hit_tokens = 0
         self._enable_prefix_caching = enable_prefix_caching
         self._free_slots = [Slot(i) for i in reversed(range(num_slots))]
-        self._joined: dict[Slot, Sequence] = {}
+        self._untold: set[Slot] = set()  # whose sequences the ranks do not know yet
         self._left: list[Slot] = []
         self._copies = BlockCopies(self.pool)
         self._in_flight: deque[_InFlight] = deque()
@@ -114,16 +114,18 @@ class Ledger:
         del sequence.blocks[kept:]
 
     def enter(self, sequence: Sequence) -> None:
-        """Give the sequence a slot; the next batch tells the ranks."""
+        """Give the sequence a slot; the batch with its first chunk tells the ranks."""
         assert sequence.slot is None
         sequence.slot = self._free_slots.pop()
-        self._joined[sequence.slot] = sequence
+        self._untold.add(sequence.slot)
 
     def leave(self, sequence: Sequence) -> None:
         """Take the slot back; its next holder may join in the same batch."""
         if sequence.slot is None:
             return
-        if self._joined.pop(sequence.slot, None) is None:
+        if sequence.slot in self._untold:
+            self._untold.remove(sequence.slot)
+        else:
             self._left.append(sequence.slot)
         self._free_slots.append(sequence.slot)
         sequence.slot = None
@@ -135,7 +137,7 @@ class Ledger:
         assert stop <= len(sequence.blocks) * self.block_size
         known = sequence.token_ids[start:stop]
         assert known or length == 1
-        if sequence.slot in self._joined:  # the join carries the whole table
+        if sequence.slot in self._untold:  # the join carries the whole table
             sequence.num_known_blocks = len(sequence.blocks)
         new_blocks = tuple(sequence.blocks[sequence.num_known_blocks :])
         sequence.num_known_blocks = len(sequence.blocks)
@@ -169,23 +171,24 @@ class Ledger:
         return True
 
     def batch(self, chunks: list[Chunk], sequences: list[Sequence]) -> Batch | None:
-        """The next step, with all that the ranks have not been told yet; None if nothing runs."""
+        """The next step, with what the ranks must be told before it; None if nothing runs."""
         if not chunks:
             return None
+        # Who has no chunk yet joins later: all at once they could be millions of tokens to tell.
+        joining = [s for s in sequences if s.slot in self._untold]
         batch = Batch(
             step=self._next_step,
-            joined=tuple(_join(sequence) for sequence in self._joined.values()),
+            joined=tuple(map(_join, joining)),
             left=tuple(self._left),
             copies=self._copies.take(),
             chunks=tuple(chunks),
             masks=tuple(_masks(chunks, sequences)),
         )
-        for sequence in self._joined.values():
-            sequence.num_known_blocks = len(sequence.blocks)
+        self._untold.difference_update(sequence.slot for sequence in joining)
         self._in_flight.append(_InFlight(batch.step, sequences, ends_of(batch.copies)))
         for sequence in sequences:
             sequence.num_in_flight += 1
-        self._joined, self._left = {}, []
+        self._left = []
         self._next_step += 1
         return batch
 

@@ -11,7 +11,7 @@ from pdserve.core.errors import InvalidRequestError
 from pdserve.core.model_spec import ModelSpec
 from pdserve.core.request import SamplingParams
 
-MAX_PROMPT_LOGPROBS = 20  # the likeliest tokens of each; the ranks' rings hold no more
+MAX_PROMPT_LOGPROBS = 20  # the likeliest tokens of each; a step's output may have thousands
 
 
 def check_work(

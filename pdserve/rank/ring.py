@@ -1,14 +1,16 @@
 """A ring of byte records in shared memory: one writer, N readers, each gets every record in order.
 
-    <path>             64 bytes of header, then ``capacity`` bytes of 16-byte aligned records
-    <path>.bell.<r>    FIFO, writer → reader r: one byte for each published record
-    <path>.credit.<r>  FIFO, reader r → writer: one byte for each record that it copied out
+    <path>             64 bytes of header, then ``capacity`` bytes of 16-byte aligned parts
+    <path>.bell.<r>    FIFO, writer → reader r: one byte for each published part
+    <path>.credit.<r>  FIFO, reader r → writer: one byte for each part that it copied out
 
-A reader takes exactly as many records as it read bell bytes, a writer reuses exactly the space
-whose credits it read: the order of memory is given by the system calls, and shared memory holds no
-counter that could be torn. A record that its writer did not finish was never rung for, so no
-reader sees it. When one side dies the kernel closes its ends of the FIFOs and the other side gets a
-RankError, whatever it waits for.
+Nearly every record is one part. One that would take more than half of the ring goes in several, as
+the readers make space, so that there is no record that does not fit. A reader takes exactly as many
+parts as it read bell bytes, a writer reuses exactly the space whose credits it read: the order of
+memory is given by the system calls, and shared memory holds no counter that could be torn. A part
+that its writer did not finish was never rung for, and a record lacks its last part until it is
+whole, so no reader sees half of one. When one side dies the kernel closes its ends of the FIFOs and
+the other side gets a RankError, whatever it waits for.
 
 Owns files, mapping and FIFOs; knows nothing of what the records mean.
 """
@@ -24,17 +26,17 @@ from pathlib import Path
 
 from pdserve.core.errors import RankError, RingClosedError
 
-MAGIC = b"pdsring1"
-MAX_RECORDS = 2048  # in flight; below one page, the least that a FIFO holds, so no bell ever blocks
+MAGIC = b"pdsring2"
+MAX_PARTS = 2048  # in flight; below one page, the least that a FIFO holds, so no bell ever blocks
 
 _HEADER = struct.Struct("<8sQQ")  # magic, capacity, number of readers
 _HEADER_BYTES = 64
-_RECORD = struct.Struct("<QQ")  # sequence number, payload bytes
-_ALIGNMENT = 16  # the size of a record's header, which therefore never wraps
+_PART = struct.Struct("<QLHH")  # sequence number, payload bytes, first and last of its record
+_ALIGNMENT = 16  # the size of a part's header, which therefore never wraps
 
 
 def create_ring(path: Path, *, capacity: int, num_readers: int) -> None:
-    """Make the ring's files. ``capacity`` is a power of two; one record may fill half of it.
+    """Make the ring's files. ``capacity`` is a power of two; one part may fill half of it.
 
     The memory is reserved here: a full /dev/shm is a RankError now, not a SIGBUS in mid-write.
     """
@@ -76,10 +78,10 @@ class RingWriter:
         self._head = 0  # bytes ever written
         self._tail = 0  # bytes that every reader has given back
         self._sequence = 0
-        self._ends: deque[int] = deque()  # head after each record in flight, oldest first
-        self._credited = [
-            0
-        ] * num_readers  # of the records in flight, how many each reader gave back
+        self._begun: bytes | None = None  # the record that is partly out
+        self._num_out = 0  # bytes of it
+        self._ends: deque[int] = deque()  # head after each part in flight, oldest first
+        self._credited = [0] * num_readers  # of the parts in flight, how many each gave back
         try:
             for reader in range(num_readers):
                 self._credits.append(_open_fifo(_credit(path, reader), os.O_RDONLY))
@@ -89,8 +91,9 @@ class RingWriter:
             raise
 
     @property
-    def max_record_bytes(self) -> int:
-        return self._capacity // 2
+    def max_part_bytes(self) -> int:
+        """What one part holds at most."""
+        return self._capacity // 2 - _PART.size
 
     @property
     def slowest_fd(self) -> int:
@@ -101,18 +104,22 @@ class RingWriter:
         return self._credits[self._slowest()]
 
     def try_write(self, record: bytes) -> bool:
-        """Publish the record if there is space. RankError if it is too large or a reader gone."""
-        size = _record_bytes(len(record))
-        if size > self.max_record_bytes:
-            raise RankError(
-                f"ring {self._name}: a record of {len(record)} bytes; "
-                f"at most {self.max_record_bytes - _RECORD.size} fit"
-            )
-        if not self._has_space(size):
-            self._collect_credits()
-            if not self._has_space(size):
+        """Publish the record if there is space. RankError if a reader is gone.
+
+        False: try again with this very record, of which some parts may be out. Where another one
+        comes instead, this one is given up and nobody gets it.
+        """
+        if record is not self._begun:
+            self._begun, self._num_out = record, 0
+        while self._begun is not None:
+            part = memoryview(record)[self._num_out : self._num_out + self.max_part_bytes]
+            if not self._make_space(_part_bytes(len(part))):
                 return False
-        self._publish(record, size)
+            is_last = self._num_out + len(part) == len(record)
+            self._publish(part, is_first=self._num_out == 0, is_last=is_last)
+            self._num_out += len(part)
+            if is_last:
+                self._begun = None
         return True
 
     def write(self, record: bytes, *, timeout_s: float) -> None:
@@ -139,18 +146,23 @@ class RingWriter:
         self._data.release()
         self._map.close()
 
+    def _make_space(self, size: int) -> bool:
+        if not self._has_space(size):
+            self._collect_credits()
+        return self._has_space(size)
+
     def _has_space(self, size: int) -> bool:
         used = self._head - self._tail
-        return used + size <= self._capacity and len(self._ends) < MAX_RECORDS
+        return used + size <= self._capacity and len(self._ends) < MAX_PARTS
 
-    def _publish(self, record: bytes, size: int) -> None:
+    def _publish(self, part: memoryview, *, is_first: bool, is_last: bool) -> None:
         offset = self._head % self._capacity
-        _RECORD.pack_into(self._data, offset, self._sequence, len(record))
-        offset = (offset + _RECORD.size) % self._capacity
-        first = min(len(record), self._capacity - offset)
-        self._data[offset : offset + first] = record[:first]
-        self._data[: len(record) - first] = record[first:]
-        self._head += size
+        _PART.pack_into(self._data, offset, self._sequence, len(part), is_first, is_last)
+        offset = (offset + _PART.size) % self._capacity
+        first = min(len(part), self._capacity - offset)
+        self._data[offset : offset + first] = part[:first]
+        self._data[: len(part) - first] = part[first:]
+        self._head += _part_bytes(len(part))
         self._sequence += 1
         self._ends.append(self._head)
         for reader, fd in enumerate(self._bells):
@@ -162,12 +174,12 @@ class RingWriter:
     def _collect_credits(self) -> None:
         for reader, fd in enumerate(self._credits):
             try:
-                num_records = len(os.read(fd, MAX_RECORDS))
+                num_parts = len(os.read(fd, MAX_PARTS))
             except BlockingIOError:
                 continue
-            if num_records == 0:
+            if num_parts == 0:
                 raise self._lost(reader)
-            self._credited[reader] += num_records
+            self._credited[reader] += num_parts
         num_free = min(self._credited)
         for _ in range(num_free):
             self._tail = self._ends.popleft()
@@ -197,27 +209,30 @@ class RingReader:
         self._poll.register(self._interrupted, select.POLLIN)
         self._position = 0  # bytes ever taken
         self._sequence = 0
-        self._rung = 0  # records rung for and not yet taken
+        self._rung = 0  # parts rung for and not yet taken
+        self._parts: list[bytes] = []  # of the record that is not whole yet
 
     def fileno(self) -> int:
         """Readable when records are there or the writer is gone."""
         return self._bell
 
     def read(self, *, timeout_s: float | None) -> bytes | None:
-        """The next record, or None if none came in time; without a timeout, wait as long as the
-        writer lives.
+        """The next record, or None if nothing of it came in time; without a timeout, wait as long
+        as the writer lives.
 
         Raises RingClosedError if the writer is gone and all its records were taken, or after
         ``interrupt``; RankError if the ring is torn.
         """
-        if self._rung == 0:
-            ready = self._poll.poll(None if timeout_s is None else timeout_s * 1000)
-            if not ready:
-                return None
-            if (self._interrupted, select.POLLIN) in ready:
-                raise RingClosedError(f"ring {self._name}: reading was ended on this side")
-            self._listen()
-        return self._take()
+        while True:
+            if self._rung == 0:
+                ready = self._poll.poll(None if timeout_s is None else timeout_s * 1000)
+                if not ready:
+                    return None
+                if (self._interrupted, select.POLLIN) in ready:
+                    raise RingClosedError(f"ring {self._name}: reading was ended on this side")
+                self._listen()
+            if (record := self._take()) is not None:
+                return record
 
     def read_ready(self) -> list[bytes]:
         """The records of one look at the bell, none if there are none. Raises what ``read`` does.
@@ -227,7 +242,8 @@ class RingReader:
         record = self.read(timeout_s=0)
         if record is None:
             return []
-        return [record, *(self._take() for _ in range(self._rung))]
+        others = [self._take() for _ in range(self._rung)]
+        return [record, *(other for other in others if other is not None)]
 
     def interrupt(self) -> None:
         """End a ``read`` that waits in another thread, and every later one that would."""
@@ -241,32 +257,42 @@ class RingReader:
         self._map.close()
 
     def _listen(self) -> None:
-        rung = len(os.read(self._bell, MAX_RECORDS))
+        rung = len(os.read(self._bell, MAX_PARTS))
         if rung == 0:
             raise RingClosedError(f"ring {self._name}: its writer is gone")
         self._rung += rung
 
-    def _take(self) -> bytes:
+    def _take(self) -> bytes | None:
+        """The next part; the record, if it was its last one."""
         offset = self._position % self._capacity
-        sequence, length = _RECORD.unpack_from(self._data, offset)
-        if sequence != self._sequence or _record_bytes(length) > self._capacity // 2:
+        sequence, length, is_first, is_last = _PART.unpack_from(self._data, offset)
+        if sequence != self._sequence or _part_bytes(length) > self._capacity // 2:
             raise RankError(
-                f"ring {self._name}: torn: record {sequence} of {length} bytes "
-                f"where record {self._sequence} was expected"
+                f"ring {self._name}: torn: part {sequence} of {length} bytes "
+                f"where part {self._sequence} was expected"
             )
-        offset = (offset + _RECORD.size) % self._capacity
-        record = bytes(self._data[offset : offset + length])
-        if len(record) < length:
-            record += self._data[: length - len(record)]
-        self._position += _record_bytes(length)
+        offset = (offset + _PART.size) % self._capacity
+        part = bytes(self._data[offset : offset + length])
+        if len(part) < length:
+            part += self._data[: length - len(part)]
+        self._position += _part_bytes(length)
         self._sequence += 1
         self._rung -= 1
         os.write(self._credit, b"\0")
+        if is_first:
+            self._parts.clear()  # of a record that its writer gave up
+        if is_last and not self._parts:
+            return part
+        self._parts.append(part)
+        if not is_last:
+            return None
+        record = b"".join(self._parts)
+        self._parts.clear()
         return record
 
 
-def _record_bytes(length: int) -> int:
-    return -(-(length + _RECORD.size) // _ALIGNMENT) * _ALIGNMENT
+def _part_bytes(length: int) -> int:
+    return -(-(length + _PART.size) // _ALIGNMENT) * _ALIGNMENT
 
 
 def _bell(path: Path, reader: int) -> Path:

@@ -31,7 +31,7 @@ from pdserve.rank.wire import decode, encode
 
 logger = logging.getLogger(__name__)
 
-STEPS_BYTES = 16 << 20  # a record of half of this holds a million tokens
+STEPS_BYTES = 16 << 20  # half of it, a part, holds a million tokens; longer batches take several
 KV_BYTES = 1 << 20
 OUT_BYTES = 1 << 20
 SCORED_TOKEN_BYTES = 24 + 16 * MAX_PROMPT_LOGPROBS  # of a prompt token, as `wire.py` writes them
@@ -40,7 +40,7 @@ RANK_SILENCE_S = 5.0
 
 
 def outputs_bytes(max_step_tokens: int) -> int:
-    """A ring whose half, the most that a record may fill, holds the output of any step."""
+    """A ring whose half, the most that a part may fill, holds what any step says of its prompts."""
     wanted = OUT_BYTES + 2 * SCORED_TOKEN_BYTES * max_step_tokens
     return 1 << (wanted - 1).bit_length()
 

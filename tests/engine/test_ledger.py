@@ -3,7 +3,7 @@
 import pytest
 
 from pdserve.engine.batch import Carried
-from tests.engine.ledgers import entered, make_ledger, make_sequence, plan
+from tests.engine.ledgers import entered, forked, make_ledger, make_sequence, plan
 
 # ---- blocks ---------------------------------------------------------------------------------
 
@@ -48,13 +48,45 @@ def test_a_join_carries_the_whole_table_and_later_chunks_only_what_is_new():
     assert plan(ledger, sequence, 1).chunks[0].new_blocks == ()
 
 
-def test_a_sequence_that_joins_without_a_chunk_is_not_told_twice():
+def test_a_sequence_joins_with_its_first_chunk_and_with_all_that_it_has_then():
     ledger = make_ledger()
-    idle, busy = entered(ledger), entered(ledger)
-    assert len(plan(ledger, busy, 4).joined) == 2
+    idle, busy = entered(ledger, num_tokens=4), entered(ledger)
+    assert [joined.slot for joined in plan(ledger, busy, 4).joined] == [busy.slot]
+    assert ledger.reserve(idle, 10)
     later = plan(ledger, idle, 4)
-    assert later.joined == ()
+    assert [joined.blocks for joined in later.joined] == [tuple(idle.blocks)]
     assert later.chunks[0].new_blocks == ()
+    assert plan(ledger, idle, 4).joined == ()
+
+
+def test_a_sequence_that_waits_for_its_first_chunk_leaves_unheard_and_its_slot_is_joined_once():
+    ledger = make_ledger(num_slots=2)
+    waiting, busy = entered(ledger), entered(ledger)
+    plan(ledger, busy, 4)
+    ledger.leave(waiting)
+    next_one = entered(ledger, 4)
+    batch = plan(ledger, next_one, 4)
+    assert (batch.left, [joined.slot for joined in batch.joined]) == ((), [next_one.slot])
+
+
+def test_a_fork_that_joins_late_finds_its_copy_made_before_its_parents_block_was_free_again():
+    ledger = make_ledger()
+    parent = entered(ledger, 10)
+    ledger.retire(plan(ledger, parent, 10))
+    early, late = forked(ledger, parent, 0), forked(ledger, parent, 1)
+    source = parent.blocks[2]
+    ledger.release(parent)
+    early.token_ids.append(5)
+    first = plan(ledger, early, 1)
+    assert [joined.slot for joined in first.joined] == [early.slot]
+    assert [copy.destination for copy in first.copies] == [early.blocks[2], late.blocks[2]]
+    assert ledger.pool.num_owners(source) == 2
+    ledger.retire(first)
+    assert ledger.pool.num_owners(source) == 0
+    late.token_ids.append(6)
+    second = plan(ledger, late, 1)
+    assert [joined.blocks for joined in second.joined] == [tuple(late.blocks)]
+    assert second.copies == ()
 
 
 def test_a_token_that_is_not_known_yet_is_carried_on_the_device():
@@ -73,7 +105,7 @@ def test_tokens_so_far_are_sent_only_where_penalties_need_them():
     for sequence in (plain, penalised):
         ledger.reserve(sequence, 4)
         ledger.enter(sequence)
-    joined = plan(ledger, plain, 4).joined
+    joined = [*plan(ledger, plain, 4).joined, *plan(ledger, penalised, 2).joined]
     assert [j.history for j in joined] == [(), (0, 1, 2, 3)]
 
 

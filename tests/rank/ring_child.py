@@ -23,7 +23,7 @@ CAPACITY = 1 << 14
 def records(seed: int) -> Iterator[bytes]:
     rng = random.Random(seed)
     for _ in range(NUM_RECORDS):
-        yield rng.randbytes(rng.choice((0, 1, 15, 16, 17, 200, 4000, CAPACITY // 2 - 16)))
+        yield rng.randbytes(rng.choice((0, 1, 15, 16, 17, 200, 4000, CAPACITY // 2 - 16, CAPACITY)))
 
 
 def read(path: Path, reader: int) -> None:

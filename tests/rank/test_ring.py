@@ -4,6 +4,7 @@ import asyncio
 import tempfile
 from collections import deque
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from pdserve.core.errors import RankError
 from pdserve.rank.outlet import Outlet
-from pdserve.rank.ring import MAX_RECORDS, RingReader, RingWriter, create_ring, remove_ring
+from pdserve.rank.ring import MAX_PARTS, RingReader, RingWriter, create_ring, remove_ring
 
 CAPACITY = 256
 
@@ -41,7 +42,7 @@ def ring_bytes(records: Iterable[bytes]) -> int:
     num_readers=st.integers(1, 4),
     steps=st.lists(
         st.one_of(
-            st.binary(max_size=CAPACITY // 2 - 16),
+            st.binary(max_size=CAPACITY // 2 - 16),  # in one part
             st.tuples(st.integers(0, 3), st.integers(0, 5)),  # reader, records it may take
         ),
         max_size=60,
@@ -66,22 +67,66 @@ def test_every_reader_gets_every_record_in_order(num_readers, steps):
             assert [*reader.read_ready(), *reader.read_ready()] == list(queue)
 
 
-def test_the_largest_record_fits_and_a_larger_one_is_named():
+@given(
+    num_readers=st.integers(1, 3),
+    lengths=st.lists(st.integers(0, 5 * CAPACITY), max_size=8),
+    looks=st.lists(st.tuples(st.integers(0, 2), st.booleans()), max_size=40),
+    given_up=st.sets(st.integers(0, 7)),
+)
+def test_records_of_any_length_arrive_whole_and_those_given_up_do_not(
+    num_readers, lengths, looks, given_up
+):
+    """Readers look when they like, with either way to read, and at last until all is taken."""
+    records = [bytes([i]) * length for i, length in enumerate(lengths)]
+    with ring(num_readers=num_readers) as (writer, readers):
+        got: list[list[bytes]] = [[] for _ in readers]
+        sent = []
+
+        def look(reader: int, *, at_all: bool) -> None:
+            ready = readers[reader].read_ready() if at_all else [readers[reader].read(timeout_s=0)]
+            got[reader] += [record for record in ready if record is not None]
+
+        turns = iter(looks)
+        for i, record in enumerate(records):
+            for reader, at_all in turns:
+                if (is_out := writer.try_write(record)) or i in given_up:
+                    break
+                look(reader % num_readers, at_all=at_all)
+            else:
+                while not (is_out := writer.try_write(record)) and i not in given_up:
+                    for reader in range(num_readers):
+                        look(reader, at_all=True)
+            sent += [record] if is_out else []
+        for reader in range(num_readers):
+            for _ in range(len(records) + 1):
+                look(reader, at_all=True)
+        assert got == [sent] * num_readers
+
+
+def test_a_record_many_times_as_large_as_the_ring_passes_it_between_threads():
+    record = bytes(range(256)) * 500
+    with ring(num_readers=2) as (writer, readers), ThreadPoolExecutor(2) as pool:
+        reads = [pool.submit(reader.read, timeout_s=5) for reader in readers]
+        writer.write(record, timeout_s=5)
+        assert [read.result() == record for read in reads] == [True, True]
+
+
+def test_a_writer_that_gives_up_a_record_can_still_send_others():
     with ring() as (writer, [reader]):
-        largest = bytes(writer.max_record_bytes - 16)
-        writer.write(largest, timeout_s=0)
-        assert reader.read(timeout_s=0) == largest
-        with pytest.raises(RankError, match="113 bytes; at most 112 fit"):
-            writer.try_write(largest + b"\0")
+        with pytest.raises(RankError, match="left no space for a record of 1000 bytes"):
+            writer.write(bytes(1000), timeout_s=0)
+        assert reader.read_ready() == []
+        writer.write(b"last words", timeout_s=0)
+        assert reader.read_ready() == [b"last words"]
 
 
 def test_empty_records_stop_at_the_doorbells_bound_and_go_on_after_a_read():
     with ring(capacity=1 << 20) as (writer, [reader]):
-        assert all(writer.try_write(b"") for _ in range(MAX_RECORDS))
+        assert all(writer.try_write(b"") for _ in range(MAX_PARTS))
         assert not writer.try_write(b"")
         assert reader.read(timeout_s=0) == b""
         assert writer.try_write(b"")
-        assert len(reader.read_ready()) == MAX_RECORDS - 1
+        assert len(reader.read_ready()) == MAX_PARTS - 1
         assert len(reader.read_ready()) == 1
 
 
@@ -126,9 +171,7 @@ def test_a_record_that_is_not_the_expected_one_is_torn():
     with ring() as (writer, [reader]):
         writer.write(b"x", timeout_s=0)
         writer._data[0] = 7
-        with pytest.raises(
-            RankError, match="torn: record 7 of 1 bytes where record 0 was expected"
-        ):
+        with pytest.raises(RankError, match="torn: part 7 of 1 bytes where part 0 was expected"):
             reader.read(timeout_s=0)
 
 
@@ -178,7 +221,7 @@ async def test_an_outlet_keeps_the_order_of_what_has_to_wait():
     with ring(num_readers=2) as (writer, readers):
         outlet = Outlet(writer, timeout_s=5)
         flushing = asyncio.create_task(outlet.run())
-        records = [bytes([i]) * 100 for i in range(20)]
+        records = [bytes([i]) * (900 if i % 5 == 1 else 100) for i in range(20)]
         for record in records:
             outlet.send(record)
         for reader in readers:

@@ -19,7 +19,14 @@ from pdserve.core.starvation import ProcessId, Starvation
 from pdserve.engine.batch import Batch, Carried, Chunk, Scored, Slot, StepOutput
 from pdserve.rank.intake import MAX_PROMPT_LOGPROBS
 from pdserve.rank.ring import RingReader, RingWriter, create_ring
-from pdserve.rank.ring_ranks import RingRanks, outputs_bytes, start_ranks
+from pdserve.rank.ring_ranks import (
+    KV_BYTES,
+    OUT_BYTES,
+    STEPS_BYTES,
+    RingRanks,
+    outputs_bytes,
+    start_ranks,
+)
 from pdserve.rank.wire import decode, encode
 from tests.fakes import TINY_LAYOUT, fake_output
 from tests.rank.rank_child import BAD_STEP
@@ -171,12 +178,45 @@ async def test_a_cancelled_wait_for_an_output_loses_no_later_one(tmp_path, start
         assert await ranks.submit(batch(1)).output() == fake_output(batch(1))
 
 
-async def test_a_batch_too_large_for_the_ring_is_named(tmp_path, start_children):
-    start_children("good")
-    chunk = Chunk(slot=Slot(1), start=0, tokens=(0,) * 2**20, new_blocks=(), num_samples=1)
+async def test_batches_and_outputs_larger_than_their_rings_come_through_in_order(
+    tmp_path, start_children
+):
+    start_children("good", "good")
+    num_samples = OUT_BYTES // 6  # 8 bytes each
+    chunk = Chunk(
+        slot=Slot(1),
+        start=0,
+        tokens=(0,) * (STEPS_BYTES // 7),
+        new_blocks=(),
+        num_samples=num_samples,
+    )
+    batches = [batch(0), Batch(step=1, chunks=(chunk,)), batch(2), batch(3)]
+    assert len(encode(batches[1])) > STEPS_BYTES
+    assert len(encode(fake_output(batches[1]))) > OUT_BYTES
+    async with running(tmp_path, 2) as ranks:
+        steps = [ranks.submit(each) for each in batches]
+        assert [await step.output() for step in steps] == list(map(fake_output, batches))
+
+
+async def test_kv_commands_and_events_larger_than_their_rings_come_through(
+    tmp_path, start_children
+):
+    start_children("good", "good")
+    async with running(tmp_path, 2) as ranks:
+        for peer_id in ("small", "large" * KV_BYTES, "last"):
+            ranks.kv(connect_peer(peer_id))
+            events = [await ranks.next_event() for _ in range(2)]
+            assert {event for _, event in events} == {PeerConnected(peer_id=peer_id)}
+
+
+async def test_a_rank_killed_while_it_is_sent_a_long_batch_is_noticed(tmp_path, start_children):
+    children = start_children("good")
+    chunk = Chunk(slot=Slot(1), start=0, tokens=(0,) * STEPS_BYTES, new_blocks=(), num_samples=1)
     async with running(tmp_path, 1) as ranks:
-        with pytest.raises(RankError, match=r"ring steps: a record of \d+ bytes; at most \d+ fit"):
-            await ranks.submit(Batch(step=0, chunks=(chunk,))).output()
+        children[0].send_signal(signal.SIGSTOP)
+        ranks.submit(Batch(step=0, chunks=(chunk,)))
+        children[0].kill()
+        await within(1, "rank 0 (pid", ranks)
 
 
 @pytest.mark.parametrize("victim", [0, 1])
@@ -217,6 +257,15 @@ async def test_an_endpoints_error_is_told_with_its_text(tmp_path, start_children
     async with running(tmp_path, 1) as ranks:
         ranks.kv(CancelSend(handoff=HandoffId("bad", 0, 0)))
         await within(1, "rank 0 failed: rank_error: an endpoint's own fault", ranks)
+    children[0].wait(timeout=5)
+
+
+async def test_an_endpoint_that_has_ended_ends_its_rank(tmp_path, start_children):
+    """Else the rank would pulse, and its front wait for ever for blocks that are being drained."""
+    children = start_children("good")
+    async with running(tmp_path, 1) as ranks:
+        ranks.kv(CancelSend(handoff=HandoffId("over", 0, 0)))
+        await within(1, "rank 0 failed: internal_error: its thread is over", ranks)
     children[0].wait(timeout=5)
 
 
@@ -321,7 +370,7 @@ def test_no_rank_outlives_a_front_that_is_killed(tmp_path, start_children, num_s
 
 
 @pytest.mark.parametrize("num_tokens", [256, 2048, 8192])
-def test_the_logprobs_of_a_step_full_of_prompt_tokens_fit_the_ring(
+def test_the_logprobs_of_a_step_full_of_prompt_tokens_are_one_part_of_the_ring(
     tmp_path: Path, num_tokens: int
 ) -> None:
     top = tuple((token, -1.5 - token) for token in range(MAX_PROMPT_LOGPROBS))
@@ -332,6 +381,7 @@ def test_the_logprobs_of_a_step_full_of_prompt_tokens_fit_the_ring(
     create_ring(path, capacity=outputs_bytes(num_tokens), num_readers=1)
     reader = RingReader(path)
     writer = RingWriter(path)
+    assert len(encode(output)) <= writer.max_part_bytes
     assert writer.try_write(encode(output))
     record = reader.read(timeout_s=5)
     assert record is not None
