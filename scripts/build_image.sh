@@ -5,7 +5,7 @@
 #
 #   scripts/build_image.sh                               then `podman run ... pdserve`, docs/deployment.md
 #   scripts/build_image.sh --build-arg EXTRAS=hub        options of `buildah bud` are passed on
-#   MIRROR=http://mirror/debian scripts/build_image.sh   another mirror for the base
+#   TAG=pdserve:gpu MIRROR=http://mirror/debian scripts/build_image.sh ...
 set -eu
 
 SUITE=bookworm
@@ -25,4 +25,4 @@ if ! buildah inspect --type image "$BASE" > /dev/null 2>&1; then
 fi
 
 # Docker's format: the other one has no health checks.
-buildah bud --layers --format docker --build-arg BASE="$BASE" -t pdserve "$@" .
+buildah bud --layers --format docker --build-arg BASE="$BASE" -t "${TAG:-pdserve}" "$@" .
