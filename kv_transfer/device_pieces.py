@@ -12,6 +12,7 @@ Copies run on streams of their own; those on one stream follow each other.
 """
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import numpy as np
@@ -111,6 +112,15 @@ class DevicePieces:
     def scatter(
         self, payload: Payload, blocks: Sequence[BlockId], pieces: range, heads: range, *, unit: int
     ) -> Copying:
+        with ExitStack() as undo:  # what fails half way has begun, and nobody else waits for that
+            undo.callback(self._wait)
+            copying = self._begin(payload, blocks, pieces, heads, unit)
+            undo.pop_all()
+        return copying
+
+    def _begin(
+        self, payload: Payload, blocks: Sequence[BlockId], pieces: range, heads: range, unit: int
+    ) -> _Recorded:
         num_rows, row = len(heads) * self._num_rows, unit * self._token_words
         target = self._here(blocks, pieces, heads.start, unit)
         if not isinstance(payload, Borrowed):
@@ -124,6 +134,10 @@ class DevicePieces:
             return _Recorded(*self._engines)
         self._copy(target, source, num_rows, row, REMOTE_PROGRAMS)
         return _Recorded(self._stream)
+
+    def _wait(self) -> None:
+        """Until nothing is being copied."""
+        _Recorded(self._stream, *self._engines).wait()
 
     def _on_device(self, payload: Payload) -> torch.Tensor:
         assert not isinstance(payload, Lent | Borrowed), "these bytes are elsewhere"
