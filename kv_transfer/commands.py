@@ -7,6 +7,7 @@ is the other node's incarnation: a node that was made anew is another peer.
     front of P ── ConnectPeer, ClosePeer, PushTokens, CancelSend ──> sender ranks
     front of D ── AcceptPeer, ClosePeer, ExpectHandoff, CancelReceive ──> receiver ranks
     front of either ── TakeName ──> its ranks, which answer NameTaken
+    ranks of either ── EndpointFailed ──> their process, which ends by name
     sender ranks ── PeerConnected, PeerLost,
                     HandoffSent, HandoffFailed, SendDrained ──> front of P
     receiver ranks ── PeerConnected, PeerLost,
@@ -190,6 +191,13 @@ class NameTaken:
     peer_id: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndpointFailed:
+    """The last event of an endpoint that can not say any more which blocks are drained."""
+
+    reason: str
+
+
 KvEvent = (
     PeerConnected
     | PeerLost
@@ -199,4 +207,5 @@ KvEvent = (
     | SendDrained
     | ReceiveDrained
     | NameTaken
+    | EndpointFailed
 )

@@ -6,7 +6,8 @@
 
 One thread does all that reads or writes blocks or decides, so nothing here needs a lock and a rank
 has one KV operation at a time. Streams' threads only move messages. The outermost function is
-``_run``: an error of ours fails what is under way and the endpoint goes on.
+``_run``: an error of ours fails what is under way and the endpoint goes on. Where even that fails,
+as after an error of CUDA that stays, it says EndpointFailed and ends.
 """
 
 import logging
@@ -14,6 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from queue import SimpleQueue
 from threading import Lock, Thread
 
@@ -25,6 +27,7 @@ from kv_transfer.commands import (
     CancelSend,
     ClosePeer,
     ConnectPeer,
+    EndpointFailed,
     ExpectHandoff,
     KvCommand,
     KvEvent,
@@ -35,10 +38,18 @@ from kv_transfer.commands import (
 from kv_transfer.inbox import Inbox, Sources
 from kv_transfer.local_rank import LocalRank
 from kv_transfer.pieces import open_pieces
+from kv_transfer.reasons import cut
 from kv_transfer.receiver import Receiver
 from kv_transfer.sender import Sender
 from kv_transfer.transports.grpc_wire import GrpcWire
-from kv_transfer.transports.transport import LinkSetting, StreamEvent, StreamEvents, Turns, Wire
+from kv_transfer.transports.transport import (
+    SHARED_MEMORY,
+    LinkSetting,
+    StreamEvent,
+    StreamEvents,
+    Turns,
+    Wire,
+)
 from pdserve.core.clock import MonotonicClock
 from pdserve.core.config import KvTransferConfig
 from pdserve.core.errors import InternalError, LinkDownError
@@ -65,8 +76,9 @@ class KvEndpoint:
     until the front says ``TakeName``.
 
     ``open_wire`` is given the queue of stream events; ``partial(GrpcWire, host=…, port_range=…)``
-    for another interface than this host's loopback. Raises InternalError if ``kv`` does not fit
-    ``layout``, ConfigError if no port can be bound.
+    for another interface than this host's loopback. Files that ranks share have their names in
+    ``directory`` until both have opened them; its owner removes what a killed process leaves there.
+    Raises InternalError if ``kv`` does not fit ``layout``, ConfigError if no port can be bound.
     """
 
     def __init__(
@@ -78,6 +90,7 @@ class KvEndpoint:
         peer_id: str,
         config: KvTransferConfig,
         open_wire: Callable[[StreamEvents], Wire] = LISTEN_LOCALLY,
+        directory: Path = SHARED_MEMORY,
     ) -> None:
         pieces = open_pieces(kv, layout)
         clock = MonotonicClock()
@@ -95,6 +108,7 @@ class KvEndpoint:
             timeout_s=config.timeout_s,
             kv=kv,
             turns=Turns(Lock(), Lock()),
+            directory=directory,
             sources=sources,
         )
         self._local = LocalRank(
@@ -116,6 +130,7 @@ class KvEndpoint:
         self._receiver = Receiver(self._local)
         self._tick_s = min(MAX_TICK_S, config.timeout_s / 8)
         self._next_tick_s = clock.now_s() + self._tick_s
+        self._is_over = False
         self._thread = Thread(target=self._run, name=f"kv-endpoint-{rank}", daemon=True)
         self._thread.start()
 
@@ -133,18 +148,25 @@ class KvEndpoint:
         self._inbox.close()
 
     def _run(self) -> None:
-        while True:
+        while not self._is_over:
             try:
-                if not self._turn():
-                    return
+                self._turn()
             except Exception as error:
                 logger.exception("KV endpoint: everything under way fails")
-                internal = InternalError(f"KV endpoint: {error!r}")
-                self._sender.fail_all(internal)
-                self._receiver.fail_all(internal)
+                self._fail_all(InternalError(f"KV endpoint: {error!r}"))
 
-    def _turn(self) -> bool:
-        """Send a frame if one may be sent, else wait; take in all that came. False at the end.
+    def _fail_all(self, error: InternalError) -> None:
+        """All peers are lost, or the endpoint is."""
+        try:
+            self._sender.fail_all(error)
+            self._receiver.fail_all(error)
+        except Exception:
+            logger.exception("KV endpoint: what is under way can not be ended")
+            self._is_over = True
+            self.events.put(EndpointFailed(reason=cut(str(error))))
+
+    def _turn(self) -> None:
+        """Send a frame if one may be sent, else wait; take in all that came.
 
         Copies are waited for when there is nothing else to do.
         """
@@ -153,22 +175,20 @@ class KvEndpoint:
         self._came.extend(self._inbox.take(max(0.0, wait_s)))
         if not self._came and self._receiver.is_copying:
             self._receiver.finish_one()
-        while self._came:  # what an error leaves is taken in the next time
-            if not self._dispatch(self._came.popleft()):
-                return False
+        while self._came and not self._is_over:  # what an error leaves is taken in the next time
+            self._dispatch(self._came.popleft())
         now_s = self._clock.now_s()
         if now_s >= self._next_tick_s:  # all that had come is taken in: nobody is late unheard
             self._next_tick_s = now_s + self._tick_s
             self._sender.tend(now_s)
             self._receiver.tend(now_s)
-        return True
 
-    def _dispatch(self, item: Item) -> bool:
+    def _dispatch(self, item: Item) -> None:
         match item:
             case _Stop():
+                self._is_over = True
                 self._sender.close()
                 self._receiver.close()
-                return False
             case PushTokens():
                 self._sender.push(item)
             case ExpectHandoff():
@@ -184,7 +204,6 @@ class KvEndpoint:
             case event:
                 owner = self._sender if event.stream.is_dialled else self._receiver
                 owner.on(event)
-        return True
 
     def _on_peer(self, command: ConnectPeer | AcceptPeer | ClosePeer) -> None:
         match command:

@@ -7,7 +7,8 @@ from enum import Enum, auto
 
 from kv_transfer.frame_queue import LinkId
 from kv_transfer.local_rank import LocalRank
-from kv_transfer.messages import Delivered, Heartbeat, Message, Rejected, Warm
+from kv_transfer.messages import Delivered, Heartbeat, Message, Warm
+from kv_transfer.reasons import rejected
 from kv_transfer.transports.transport import Link
 from pdserve.core.errors import LinkDownError, PdserveError, TransferTimeoutError
 
@@ -54,7 +55,7 @@ class InboundLink:
 
     def reject(self, seq: int, error: PdserveError) -> None:
         """The frame was dropped and its handoff fails."""
-        self.link.send(Message(Rejected(seq=seq, kind=error.kind, message=str(error))))
+        self.link.send(Message(rejected(seq, error)))
 
     def answer_heartbeat(self) -> None:
         self.link.send(Message(Heartbeat()))

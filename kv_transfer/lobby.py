@@ -6,7 +6,8 @@ that, for a while. What does not become a link in time is closed.
 
 from dataclasses import dataclass
 
-from kv_transfer.messages import Hello, Message, Refused
+from kv_transfer.messages import Hello, Message
+from kv_transfer.reasons import refused
 from kv_transfer.transports.transport import Stream
 from pdserve.core.errors import LinkDownError, PdserveError
 
@@ -52,7 +53,7 @@ class Lobby:
     def refuse(self, stream: Stream, error: PdserveError) -> None:
         """Say why not; the other side closes the stream, or ``tend`` does."""
         self._guests[stream].is_refused = True
-        stream.send(Message(Refused(kind=error.kind, message=str(error))))
+        stream.send(Message(refused(error)))
 
     def drop(self, stream: Stream) -> None:
         """The stream is over, or to be closed."""

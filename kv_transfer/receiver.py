@@ -10,13 +10,13 @@ import logging
 from collections import deque
 from dataclasses import dataclass, field
 
+from kv_transfer.closing import close_links
 from kv_transfer.commands import (
     CancelReceive,
     ExpectHandoff,
     HandoffReceived,
     Peer,
     PeerConnected,
-    PeerLost,
     ReceiveDrained,
 )
 from kv_transfer.frame_queue import LinkId
@@ -28,6 +28,7 @@ from kv_transfer.local_rank import LocalRank, check_hello
 from kv_transfer.messages import Frame, Heartbeat, Hello, Message
 from kv_transfer.payload import Borrowed, Payload
 from kv_transfer.pieces import Copying
+from kv_transfer.reasons import failed, lost
 from kv_transfer.reshard import (
     HeadSlice,
     PieceGrid,
@@ -36,7 +37,7 @@ from kv_transfer.reshard import (
     exchange_unit,
     head_slices,
 )
-from kv_transfer.settled import Settled, failure
+from kv_transfer.settled import Settled
 from kv_transfer.transports.load import load_link
 from kv_transfer.transports.transport import Arrived, Closed, Opened, Stream, StreamEvent
 from pdserve.core.errors import (
@@ -100,7 +101,7 @@ class Receiver:
             check_compatible(layout, peer.layout)
             load_link(peer.transport)
         except (HandshakeError, ConfigError) as error:
-            self._local.events.put(PeerLost(peer_id=peer.peer_id, reason=str(error)))
+            self._local.events.put(lost(peer.peer_id, error))
             return
         slices = {
             part.sender_rank: part
@@ -144,10 +145,13 @@ class Receiver:
         return bool(self._begun)
 
     def finish_one(self) -> None:
-        """Wait for the oldest copy, and answer for its frame."""
-        begun = self._begun.popleft()
-        begun.copying.wait()
-        self._finish(begun)
+        """Wait for the oldest copy, and answer for its frame.
+
+        Raises what the wait does. Then the copy is not known to be over, and is waited for again
+        before anything is told to be drained.
+        """
+        self._begun[0].copying.wait()
+        self._finish(self._begun.popleft())
 
     def cancel(self, cancel: CancelReceive) -> None:
         """No block is written once the copies are over: it is drained then, known or not."""
@@ -334,7 +338,7 @@ class Receiver:
 
     def _fail(self, handoff: HandoffId, error: PdserveError) -> None:
         self._forget(handoff, f"failed: {error}")
-        self._local.events.put(failure(handoff, error))
+        self._local.events.put(failed(handoff, error.kind, str(error)))
 
     def _forget(
         self, handoff: HandoffId, end: str, error: type[TransferError] = TransferError
@@ -346,8 +350,9 @@ class Receiver:
             self._links[held.link_id].reject(held.frame.seq, error(f"the handoff {end}"))
 
     def _lose(self, peer_id: str, error: PdserveError) -> None:
-        logger.warning("rank %d lost its KV links from %s: %s", self._local.rank, peer_id, error)
-        self._local.events.put(PeerLost(peer_id=peer_id, reason=str(error)))
+        news = lost(peer_id, error)
+        logger.warning("rank %d: no KV links from %s: %s", self._local.rank, peer_id, news.reason)
+        self._local.events.put(news)
         self._drop_links(peer_id, error)
 
     def _drop_links(self, peer_id: str, error: PdserveError) -> None:
@@ -355,11 +360,11 @@ class Receiver:
         self._finish_all()  # what they copy from is let go
         if (known := self._peers.get(peer_id)) is None:
             return
-        for link_id, inbound in known.links.items():
-            del self._links[link_id]
-            inbound.link.close()
-        known.links.clear()
+        dropped, known.links = known.links, {}
+        for link_id in dropped:
+            self._links.pop(link_id, None)
         self._link_of = {s: link for s, link in self._link_of.items() if link in self._links}
         self._held.keep_only(self._links)
         for incoming in [h for h in self._handoffs.values() if h.peer_id == peer_id]:
             self._fail(incoming.handoff, error)
+        close_links([inbound.link for inbound in dropped.values()], peer_id)

@@ -7,15 +7,15 @@ receiver copies after that it drops. Frames of all handoffs share the links in t
 """
 
 import logging
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 
+from kv_transfer.closing import close_links
 from kv_transfer.commands import (
     CancelSend,
-    HandoffFailed,
     HandoffSent,
     Peer,
     PeerConnected,
-    PeerLost,
     PushTokens,
     SendDrained,
 )
@@ -24,15 +24,17 @@ from kv_transfer.local_rank import LocalRank
 from kv_transfer.messages import Delivered, Heartbeat, Message, Rejected
 from kv_transfer.outbound import OutboundLink
 from kv_transfer.outgoing import FrameCutter, Outgoing
+from kv_transfer.reasons import failed, lost
 from kv_transfer.reshard import (
+    HeadSlice,
     PieceGrid,
     cell_bytes,
     check_compatible,
     exchange_unit,
     head_slices,
 )
-from kv_transfer.settled import Settled, failure
-from kv_transfer.transports.load import load_link
+from kv_transfer.settled import Settled
+from kv_transfer.transports.load import LinkFactory, load_link
 from kv_transfer.transports.transport import Closed, Opened, Payloads, Stream, StreamEvent
 from pdserve.core.errors import (
     ConfigError,
@@ -55,7 +57,7 @@ class _Peer:
 
     peer: Peer
     unit: int
-    links: dict[LinkId, OutboundLink]
+    links: dict[LinkId, OutboundLink] = field(default_factory=dict)
 
     def cutter(self, local: LocalRank) -> FrameCutter:
         """All links of a peer are of one transport."""
@@ -81,9 +83,9 @@ class Sender:
         """Make the links to a peer; those that there are already are dropped."""
         self.close_peer(peer.peer_id, LinkDownError("the peer is being connected anew"))
         try:
-            self._peers[peer.peer_id] = self._dial(peer)
-        except (HandshakeError, ConfigError) as error:
-            self._local.events.put(PeerLost(peer_id=peer.peer_id, reason=str(error)))
+            self._dial(peer)
+        except (HandshakeError, ConfigError, TransferError) as error:
+            self._lose(peer.peer_id, error)
             return
         self._report_if_up(peer.peer_id)
 
@@ -92,12 +94,12 @@ class Sender:
         connected = self._peers.pop(peer_id, None)
         if connected is None:
             return
-        for link_id, outbound in connected.links.items():
-            del self._links[link_id]
-            outbound.link.close()
+        for link_id in connected.links:
+            self._links.pop(link_id, None)
         self._link_of = {s: link for s, link in self._link_of.items() if link in self._links}
         for outgoing in [o for o in self._handoffs.values() if o.peer_id == peer_id]:
             self._fail(outgoing.handoff, error)
+        close_links([outbound.link for outbound in connected.links.values()], peer_id)
 
     def fail_all(self, error: PdserveError) -> None:
         """All peers are lost."""
@@ -163,7 +165,10 @@ class Sender:
             except TransferError as error:
                 self._lose(link_id.peer_id, error)
 
-    def _dial(self, peer: Peer) -> _Peer:
+    def _dial(self, peer: Peer) -> None:
+        """Raises HandshakeError, ConfigError, LinkDownError, and what libraries fail with; the
+        links that are made by then are the peer's, and close with it.
+        """
         local = self._local
         check_compatible(local.layout, peer.layout)
         if len(peer.addresses) != peer.layout.tp_size:
@@ -174,20 +179,26 @@ class Sender:
                 cure="every rank of the peer needs an address",
             )
         make_link = load_link(peer.transport)
-        dialled = _Peer(peer, exchange_unit(local.layout, peer.layout), {})
+        dialled = _Peer(peer, exchange_unit(local.layout, peer.layout))
         if peer.layout.block_size != local.layout.block_size:
             local.pieces.warm_up(dialled.unit)
+        self._peers[peer.peer_id] = dialled
         for part in head_slices(local.layout, peer.layout):
-            if part.sender_rank != local.rank:
-                continue
+            if part.sender_rank == local.rank:
+                self._dial_rank(dialled, part, make_link)
+
+    def _dial_rank(self, dialled: _Peer, part: HeadSlice, make_link: LinkFactory) -> None:
+        local, peer = self._local, dialled.peer
+        with ExitStack() as undo:
             stream = local.wire.connect(peer.addresses[part.receiver_rank])
-            link_id = LinkId(peer.peer_id, part.receiver_rank)
+            undo.callback(stream.close)
             link = make_link(stream, local.links)
-            outbound = OutboundLink(link, link_id, part.sender_heads, local)
-            dialled.links[link_id] = self._links[link_id] = outbound
-            self._link_of[stream] = link_id
-            outbound.greet(peer)
-        return dialled
+            undo.pop_all()
+        link_id = LinkId(peer.peer_id, part.receiver_rank)
+        outbound = OutboundLink(link, link_id, part.sender_heads, local)
+        dialled.links[link_id] = self._links[link_id] = outbound
+        self._link_of[stream] = link_id
+        outbound.greet(peer)
 
     def _on_message(self, outbound: OutboundLink, message: Message) -> None:
         peer_id = outbound.link_id.peer_id
@@ -237,12 +248,11 @@ class Sender:
     def _reject(self, handoff: HandoffId, kind: str, text: str) -> None:
         if handoff in self._handoffs:
             self._forget(handoff, f"failed: {text}")
-            event = HandoffFailed(handoff=handoff, kind=kind, message=text)
-            self._local.events.put(event)
+            self._local.events.put(failed(handoff, kind, text))
 
     def _fail(self, handoff: HandoffId, error: PdserveError) -> None:
         self._forget(handoff, f"failed: {error}")
-        self._local.events.put(failure(handoff, error))
+        self._local.events.put(failed(handoff, error.kind, str(error)))
 
     def _forget(self, handoff: HandoffId, end: str) -> None:
         self._handoffs.pop(handoff, None)
@@ -252,6 +262,7 @@ class Sender:
         self._settled.add(handoff, end)
 
     def _lose(self, peer_id: str, error: PdserveError) -> None:
-        logger.warning("rank %d lost its KV links to %s: %s", self._local.rank, peer_id, error)
-        self._local.events.put(PeerLost(peer_id=peer_id, reason=str(error)))
+        news = lost(peer_id, error)
+        logger.warning("rank %d: no KV links to %s: %s", self._local.rank, peer_id, news.reason)
+        self._local.events.put(news)
         self.close_peer(peer_id, error)

@@ -1,7 +1,6 @@
 """Handoffs that are over, so that late news of them is known for what it is."""
 
-from kv_transfer.commands import HandoffFailed
-from pdserve.core.errors import PdserveError
+from kv_transfer.reasons import cut
 from pdserve.core.request import HandoffId
 
 MAX_REMEMBERED = 8192  # news of an older one is that of an unknown handoff
@@ -15,14 +14,9 @@ class Settled:
 
     def add(self, handoff: HandoffId, end: str) -> None:
         """``end`` completes the sentence "the handoff …"; the first one counts."""
-        self._ends.setdefault(handoff, end)
+        self._ends.setdefault(handoff, cut(end))
         if len(self._ends) > MAX_REMEMBERED:
             del self._ends[next(iter(self._ends))]
 
     def end_of(self, handoff: HandoffId) -> str | None:
         return self._ends.get(handoff)
-
-
-def failure(handoff: HandoffId, error: PdserveError) -> HandoffFailed:
-    """The event that tells a front of an error."""
-    return HandoffFailed(handoff=handoff, kind=error.kind, message=str(error))

@@ -15,6 +15,7 @@ and its memory too while somebody maps it.
 import mmap
 import os
 import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 
 from pdserve.core.errors import LinkDownError, TransferError
@@ -23,18 +24,26 @@ NUM_PLACES = 64  # more than a window of frames
 WORD_BYTES = 8  # written and read as one
 FREE, CLOSED = 0, 2 ** (8 * WORD_BYTES) - 1  # words that lend no frame
 SIZE = NUM_PLACES * WORD_BYTES
-SHARED_MEMORY = Path("/dev/shm")  # memory that other processes of the host can map
 
 
 class Leases:
-    """The sender's end. Owns the file until both sides have it."""
+    """The sender's end. Owns the file in ``directory`` until both sides have it.
 
-    def __init__(self) -> None:
-        directory = SHARED_MEMORY if SHARED_MEMORY.is_dir() else None
-        handle, self.path = tempfile.mkstemp(prefix="pdserve-kv-", dir=directory)
-        os.ftruncate(handle, SIZE)
-        self._words = memoryview(mmap.mmap(handle, SIZE)).cast("Q")
-        os.close(handle)
+    The memory is reserved here: where there is none this is a LinkDownError now, not a SIGBUS at
+    the first word. What a process that is killed leaves there goes with the directory.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        try:
+            handle, self.path = tempfile.mkstemp(prefix="pdserve-kv-", dir=directory)
+            with ExitStack() as undo:
+                undo.callback(self.opened)
+                with os.fdopen(handle, "r+b"):
+                    os.posix_fallocate(handle, 0, SIZE)
+                    self._words = memoryview(mmap.mmap(handle, SIZE)).cast("Q")
+                undo.pop_all()
+        except OSError as error:
+            raise LinkDownError(f"leases can not be made in {directory}: {error}") from error
 
     def lend(self, seq: int) -> None:
         """The blocks of this frame stay as they are, until it is taken back."""
@@ -68,8 +77,8 @@ class LeaseView:
             ) from error
         try:
             self._words = memoryview(mmap.mmap(handle, SIZE, access=mmap.ACCESS_READ)).cast("Q")
-        except ValueError as error:
-            raise LinkDownError(f"{path} holds no leases") from error
+        except (ValueError, OSError) as error:
+            raise LinkDownError(f"{path} holds no leases: {error}") from error
         finally:
             os.close(handle)
 

@@ -11,6 +11,7 @@ is gone, and so does the line.
 
 import os
 import socket
+from contextlib import ExitStack
 from pathlib import Path
 
 from kv_transfer.messages import Message
@@ -23,24 +24,36 @@ CONNECTION = socket.SOCK_SEQPACKET  # a message is read as it was written
 
 
 class Listening:
-    """A name where one other process of the same user can connect."""
+    """A name where one other process of the same user can connect.
+
+    Raises LinkDownError if the system makes none.
+    """
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self._socket = socket.socket(socket.AF_UNIX, CONNECTION)
-        self._socket.bind(path)
-        os.chmod(path, 0o600)  # before anybody can connect
-        self._socket.listen(1)
-        self._socket.setblocking(False)
+        try:
+            with ExitStack() as undo:
+                self._socket = undo.enter_context(socket.socket(socket.AF_UNIX, CONNECTION))
+                self._socket.bind(path)
+                undo.callback(self.close)
+                os.chmod(path, 0o600)  # before anybody can connect
+                self._socket.listen(1)
+                self._socket.setblocking(False)
+                undo.pop_all()
+        except OSError as error:
+            raise LinkDownError(f"there is no line at {path}: {error}") from error
 
     def accept(self, stream: Stream, setting: LinkSetting) -> "Line":
         """The other side, which has connected. Raises LinkDownError if it has not."""
         try:
-            connection, _ = self._socket.accept()
+            with ExitStack() as undo:
+                connection = undo.enter_context(self._socket.accept()[0])
+                self.close()
+                line = Line(connection, stream, setting)
+                undo.pop_all()
+            return line
         except OSError as error:
             raise LinkDownError(f"the receiver did not come to the line: {error}") from error
-        self.close()
-        return Line(connection, stream, setting)
 
     def close(self) -> None:
         self._socket.close()
@@ -49,15 +62,17 @@ class Listening:
 
 def connect(path: str, stream: Stream, setting: LinkSetting) -> "Line":
     """Raises LinkDownError if nobody listens there for this process."""
-    connection = socket.socket(socket.AF_UNIX, CONNECTION)
     try:
-        connection.connect(path)
+        with ExitStack() as undo:
+            connection = undo.enter_context(socket.socket(socket.AF_UNIX, CONNECTION))
+            connection.connect(path)
+            line = Line(connection, stream, setting)
+            undo.pop_all()
+        return line
     except OSError as error:
-        connection.close()
         raise LinkDownError(
             f"the sender's line can not be reached: {error}; both processes must share /dev/shm"
         ) from error
-    return Line(connection, stream, setting)
 
 
 class Line:

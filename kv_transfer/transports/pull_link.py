@@ -11,6 +11,8 @@ copy. What a sender cancels it takes back (``leases.py``). All that follows the 
 line (``line.py``).
 """
 
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Protocol
 
 from kv_transfer.messages import CacheOffer, Frame, Message, Warm
@@ -66,7 +68,8 @@ class Awaiting(Protocol):
 class Lines(Protocol):
     """How processes of one host talk past the stream."""
 
-    def listen(self, path: str) -> Awaiting: ...
+    def listen(self, path: str) -> Awaiting:
+        """Raises LinkDownError if that can not be."""
 
     def connect(self, path: str, stream: Stream, setting: LinkSetting) -> Way:
         """Raises LinkDownError if nobody listens there."""
@@ -85,9 +88,12 @@ class LocalLines:
 class _Lending:
     """The sender's part: what it offers, and where it waits for the receiver."""
 
-    def __init__(self, lines: Lines) -> None:
-        self.leases = Leases()
-        self.awaiting = lines.listen(f"{self.leases.path}.line")
+    def __init__(self, lines: Lines, directory: Path) -> None:
+        with ExitStack() as undo:
+            self.leases = Leases(directory)
+            undo.callback(self.leases.close)
+            self.awaiting = lines.listen(f"{self.leases.path}.line")
+            undo.pop_all()
 
     def accept(self, stream: Stream, setting: LinkSetting) -> Way:
         """The receiver has opened all: nobody else needs its names."""
@@ -95,12 +101,14 @@ class _Lending:
         return self.awaiting.accept(stream, setting)
 
     def close(self) -> None:
-        self.awaiting.close()
-        self.leases.close()
+        try:
+            self.leases.close()
+        finally:
+            self.awaiting.close()
 
 
 class PullLink:
-    """The protocol above over one stream."""
+    """The protocol above over one stream. Raises LinkDownError if it can not lend."""
 
     payloads = Payloads.LENT
 
@@ -111,7 +119,7 @@ class PullLink:
         self._setting = setting
         self._memory = memory
         self._lines = lines
-        self._lending = _Lending(lines) if stream.is_dialled else None
+        self._lending = _Lending(lines, setting.directory) if stream.is_dialled else None
         self._line: Way | None = None  # for all that follows the Warms
         self._mapped: int | None = None  # what is to be closed
         self._cache: RemoteCache | None = None
@@ -154,15 +162,13 @@ class PullLink:
         """Nothing is under way here that could be overdue."""
 
     def close(self) -> None:
-        self._stream.close()
-        if self._line is not None:
-            self._line.close()
-        if self._lending is not None:
-            self._lending.close()
-        mapped, self._mapped = self._mapped, None
-        if mapped is not None:
-            self._cache = None
-            self._memory.close(mapped)
+        with ExitStack() as closing:  # all of it, whatever fails; the last is the first
+            closing.callback(self._unmap)
+            if self._lending is not None:
+                closing.callback(self._lending.close)
+            if self._line is not None:
+                closing.callback(self._line.close)
+            closing.callback(self._stream.close)
 
     def _offer(self, lending: _Lending) -> CacheOffer:
         kv = self._setting.kv
@@ -191,6 +197,12 @@ class PullLink:
             block_size=offer.block_size,
             block_stride_bytes=offer.block_stride_bytes,
         )
+
+    def _unmap(self) -> None:
+        mapped, self._mapped = self._mapped, None
+        if mapped is not None:
+            self._cache = None
+            self._memory.close(mapped)
 
     def _borrow(self, seq: int, lent: Lent) -> Borrowed:
         cache, view = self._cache, self._view

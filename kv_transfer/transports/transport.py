@@ -10,6 +10,7 @@ wires may have threads; all methods of links are called by the one thread that r
 
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from pathlib import Path
 from queue import SimpleQueue
 from threading import Lock, Thread
 from typing import Protocol
@@ -20,6 +21,8 @@ from kv_transfer.inbox import Sources
 from kv_transfer.messages import Message
 from pdserve.core.clock import Clock
 from pdserve.core.errors import TransferError
+
+SHARED_MEMORY = Path("/dev/shm")  # which other processes of the host can map
 
 
 class Stream(Protocol):
@@ -118,6 +121,7 @@ class LinkSetting:
     timeout_s: float
     kv: torch.Tensor  # the rank's cache
     turns: Turns
+    directory: Path = SHARED_MEMORY  # for the files of links; what is left there is its owner's
     sources: Sources[StreamEvent] = field(default_factory=Sources)  # the endpoint's thread reads
     threads: set[Thread] = field(default_factory=set)  # that links have running, to be waited for
 

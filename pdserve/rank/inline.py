@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, ExitStack
 from queue import SimpleQueue
 from typing import TypeVar, cast
 
-from kv_transfer.commands import KvCommand, KvEvent
+from kv_transfer.commands import EndpointFailed, KvCommand, KvEvent
 from pdserve.core.errors import RankError
 from pdserve.engine.batch import Batch
 from pdserve.rank.parts import RankParts
@@ -102,7 +102,11 @@ class InlineRanks:
 
     def _forward_events(self) -> None:
         while (event := self._events.get()) is not None:
-            self._loop.call_soon_threadsafe(self._arrivals.event, 0, event)
+            if isinstance(event, EndpointFailed):
+                lost = RankError(f"rank 0 failed: {event.reason}")
+                self._loop.call_soon_threadsafe(self._arrivals.fail, lost)
+            else:
+                self._loop.call_soon_threadsafe(self._arrivals.event, 0, event)
 
     def _guard(self, work: Callable[[T], None], argument: T) -> None:
         """The outermost function of the worker threads."""

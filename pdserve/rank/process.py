@@ -66,6 +66,7 @@ def open_parts(spec: RankSpec) -> Iterator[RankParts]:
             open_wire=partial(
                 GrpcWire, host=spec.host, port_range=spec.port_range, access=spec.access
             ),
+            directory=spec.run_dir,
         )
         stack.callback(endpoint.close)
         yield RankParts(runner, endpoint)

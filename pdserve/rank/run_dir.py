@@ -1,7 +1,8 @@
 """The names in the directory in which one start of a node's front and ranks meet.
 
 Who makes and removes which file is told where it is used. A directory serves one incarnation of a
-node, is best in shared memory, and is made and removed by the owner of the processes.
+node, is best in shared memory, and is made and removed by the owner of the processes. The ranks' KV
+links have files there too, under names that they choose, for as long as it takes to open them.
 """
 
 from dataclasses import dataclass

@@ -22,8 +22,8 @@ from functools import partial
 from queue import SimpleQueue
 from typing import cast
 
-from kv_transfer.commands import KvCommand, KvEvent
-from pdserve.core.errors import RankError, RingClosedError
+from kv_transfer.commands import EndpointFailed, KvCommand, KvEvent
+from pdserve.core.errors import InternalError, RankError, RingClosedError
 from pdserve.engine.batch import Batch
 from pdserve.rank.front_watch import FrontWatch
 from pdserve.rank.lifeline import wait_for_front
@@ -162,6 +162,8 @@ def _handle_commands(kv: RingReader, endpoint: Endpoint) -> None:
 
 def _report_events(events: SimpleQueue[KvEvent | None], reports: Reports) -> None:
     while (event := events.get()) is not None:
+        if isinstance(event, EndpointFailed):
+            raise InternalError(event.reason)
         reports.send(event)
 
 

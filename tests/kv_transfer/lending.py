@@ -68,9 +68,16 @@ def threadless_lent_link(stream: Stream, setting: LinkSetting) -> PullLink:
 @contextmanager
 def lending_in_process(link: str = "lent_link") -> Iterator[None]:
     """``cuda_ipc`` is one of the links above meanwhile."""
-    real = TRANSPORTS[CUDA_IPC]
-    TRANSPORTS[CUDA_IPC] = f"tests.kv_transfer.lending:{link}"
+    with in_place(CUDA_IPC, f"tests.kv_transfer.lending:{link}"):
+        yield
+
+
+@contextmanager
+def in_place(transport: str, link: str) -> Iterator[None]:
+    """The transport's links are others meanwhile, of our own."""
+    real = TRANSPORTS[transport]
+    TRANSPORTS[transport] = link
     try:
         yield
     finally:
-        TRANSPORTS[CUDA_IPC] = real
+        TRANSPORTS[transport] = real

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from queue import Empty
 from typing import TypeVar
 
@@ -23,7 +24,7 @@ from kv_transfer.endpoint import KvEndpoint
 from kv_transfer.pieces import TORCH_DTYPES
 from kv_transfer.transports.grpc_wire import GrpcWire
 from kv_transfer.transports.loopback import LoopbackNetwork
-from kv_transfer.transports.transport import StreamEvents, Wire
+from kv_transfer.transports.transport import SHARED_MEMORY, StreamEvents, Wire
 from pdserve.core.config import KvTransferConfig
 from pdserve.core.kv_layout import BlockId, KvLayout
 from pdserve.core.request import HandoffId
@@ -72,6 +73,7 @@ class Node:
         num_blocks: int = 64,
         padding: int = 16,
         device: torch.device = CPU,
+        directory: Path = SHARED_MEMORY,
     ) -> None:
         self.peer_id = peer_id
         self.layout = kv
@@ -83,7 +85,13 @@ class Node:
         self.caches = [store[:, :size].view(num_blocks, *kv.block_shape) for store in stores]
         self.endpoints = [
             KvEndpoint(
-                kv=cache, layout=kv, rank=rank, peer_id=peer_id, config=config, open_wire=open_wire
+                kv=cache,
+                layout=kv,
+                rank=rank,
+                peer_id=peer_id,
+                config=config,
+                open_wire=open_wire,
+                directory=directory,
             )
             for rank, cache in enumerate(self.caches)
         ]
@@ -218,6 +226,7 @@ class World:
         *,
         config: KvTransferConfig = CONFIG,
         open_wire: OpenWire | None = None,
+        directory: Path = SHARED_MEMORY,
     ) -> Node:
         node = Node(
             peer_id,
@@ -226,6 +235,7 @@ class World:
             open_wire or self.open_wire,
             config=config,
             device=self.device_of(peer_id),
+            directory=directory,
         )
         self.nodes.append(node)
         return node

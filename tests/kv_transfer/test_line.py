@@ -26,6 +26,7 @@ from kv_transfer.transports.transport import (
     StreamEvents,
     Turns,
 )
+from pdserve.core.errors import LinkDownError
 from pdserve.core.kv_layout import BlockId
 from tests.fakes import FakeClock
 from tests.kv_transfer.lending import CUDA_IPC, lending_in_process
@@ -115,6 +116,15 @@ def test_only_its_owner_can_connect_and_the_name_is_gone_when_one_has(listening:
     assert not path.exists()
     ours.close()
     theirs.close()
+
+
+def test_a_name_that_is_taken_or_too_long_is_an_error_that_takes_nothing_away(
+    listening: Listening,
+) -> None:
+    for path in (listening.path, f"{listening.path}{'x' * 100}"):
+        with pytest.raises(LinkDownError, match=f"there is no line at {path}"):
+            Listening(path)
+    assert Path(listening.path).exists()
 
 
 def test_the_end_of_one_side_is_that_of_the_other(listening: Listening) -> None:

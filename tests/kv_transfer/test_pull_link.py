@@ -1,6 +1,7 @@
 """The link whose receiver reads the sender's blocks: what is lent, taken back, refused."""
 
 import gc
+import resource
 import stat
 from collections.abc import Iterator
 from dataclasses import replace
@@ -274,8 +275,8 @@ def test_what_follows_the_warms_goes_over_the_line(ends: tuple[End, End]) -> Non
 # ---- leases
 
 
-def test_a_lease_holds_until_it_is_taken_back_or_its_place_is_lent_again() -> None:
-    leases = Leases()
+def test_a_lease_holds_until_it_is_taken_back_or_its_place_is_lent_again(tmp_path: Path) -> None:
+    leases = Leases(tmp_path)
     view = LeaseView(leases.path)
     assert not holds(view, 0)
     for seq in (3, 4):
@@ -290,9 +291,9 @@ def test_a_lease_holds_until_it_is_taken_back_or_its_place_is_lent_again() -> No
     assert holds(view, 4 + NUM_PLACES)
 
 
-def test_leases_of_a_closed_link_are_told_from_those_taken_back() -> None:
+def test_leases_of_a_closed_link_are_told_from_those_taken_back(tmp_path: Path) -> None:
     """The receiver may look at them before the stream tells that the sender has gone."""
-    leases = Leases()
+    leases = Leases(tmp_path)
     view = LeaseView(leases.path)
     leases.lend(1)
     leases.lend(2)
@@ -306,6 +307,30 @@ def test_leases_of_a_closed_link_are_told_from_those_taken_back() -> None:
             view.check(seq)
 
 
+def test_the_memory_of_leases_is_there_before_the_first_is_lent(tmp_path: Path) -> None:
+    """A page that is missing then would end the process."""
+    leases = Leases(tmp_path)
+    assert Path(leases.path).stat().st_blocks
+    leases.close()
+
+
+@pytest.fixture
+def no_room() -> Iterator[None]:
+    """No file may have a byte, as where shared memory is full."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def test_leases_for_which_there_is_no_room_are_named_and_leave_no_file(
+    tmp_path: Path, no_room: None
+) -> None:
+    with pytest.raises(LinkDownError, match=f"leases can not be made in {tmp_path}: .*large"):
+        Leases(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
 def holds(view: LeaseView, seq: int) -> bool:
     try:
         view.check(seq)
@@ -314,8 +339,8 @@ def holds(view: LeaseView, seq: int) -> bool:
     return True
 
 
-def test_the_file_is_its_owners_alone_and_is_gone_when_both_have_it() -> None:
-    leases = Leases()
+def test_the_file_is_its_owners_alone_and_is_gone_when_both_have_it(tmp_path: Path) -> None:
+    leases = Leases(tmp_path)
     path = Path(leases.path)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     view = LeaseView(leases.path)

@@ -18,6 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from kv_transfer.commands import (
     CancelReceive,
     CancelSend,
+    EndpointFailed,
     ExpectHandoff,
     HandoffFailed,
     HandoffReceived,
@@ -261,7 +262,7 @@ class TwoNodes(RuleBasedStateMachine):
         for event in said:
             if isinstance(event, PeerLost | PeerConnected):
                 continue
-            assert not isinstance(event, NameTaken)
+            assert not isinstance(event, NameTaken | EndpointFailed)
             side, moving = sides[event.handoff], self.moving[event.handoff]
             if isinstance(event, HandoffSent | HandoffReceived):
                 assert moving.num_pushed == moving.num_tokens

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from kv_transfer.commands import CancelSend, KvCommand
+from kv_transfer.commands import CancelSend, EndpointFailed, KvCommand
 from pdserve.core.errors import ModelFilesError, RankError
 from pdserve.engine.batch import Batch
 from pdserve.rank.lifeline import wait_for_front
@@ -32,11 +32,14 @@ FOREVER = threading.Event()
 
 
 class ChildEndpoint(FakeEndpoint):
-    """Fails when told to cancel a handoff named "bad"."""
+    """Fails when told to cancel a handoff named "bad"; ends, when it is named "over"."""
 
     def handle(self, command: KvCommand) -> None:
         if isinstance(command, CancelSend) and command.handoff.request_id == "bad":
             raise RankError("an endpoint's own fault")
+        if isinstance(command, CancelSend) and command.handoff.request_id == "over":
+            self.events.put(EndpointFailed(reason="its thread is over"))
+            return
         super().handle(command)
 
 

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, asynccontextmanager, contextmanag
 
 import pytest
 
-from kv_transfer.commands import CancelReceive, KvCommand, ReceiveDrained
+from kv_transfer.commands import CancelReceive, EndpointFailed, KvCommand, ReceiveDrained
 from pdserve.core.errors import RankError
 from pdserve.core.kv_layout import BlockId
 from pdserve.core.request import HandoffId
@@ -108,6 +108,14 @@ async def test_an_endpoints_error_fails_the_ranks():
     async with running(endpoint=BadEndpoint()) as ranks:
         ranks.kv(CancelReceive(handoff=HandoffId("request", 0, 0)))
         with pytest.raises(RankError, match="own fault"):
+            await asyncio.wait_for(ranks.next_event(), 5)
+
+
+async def test_an_endpoint_that_has_ended_fails_the_ranks():
+    endpoint = FakeEndpoint()
+    async with running(endpoint=endpoint) as ranks:
+        endpoint.events.put(EndpointFailed(reason="its thread is over"))
+        with pytest.raises(RankError, match="its thread is over"):
             await asyncio.wait_for(ranks.next_event(), 5)
 
 

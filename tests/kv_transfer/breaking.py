@@ -1,0 +1,129 @@
+"""Parts of an endpoint that fail: links that can not be made or closed, copies that can not be
+waited for.
+"""
+
+from collections.abc import Sequence
+
+from kv_transfer.endpoint import KvEndpoint
+from kv_transfer.messages import Message
+from kv_transfer.payload import Payload
+from kv_transfer.pieces import Copying, Pieces
+from kv_transfer.transports.inline import InlineLink
+from kv_transfer.transports.transport import (
+    Arrived,
+    LinkSetting,
+    PairMet,
+    PayloadCame,
+    Payloads,
+    Stream,
+)
+from pdserve.core.errors import LinkDownError
+from pdserve.core.kv_layout import BlockId
+
+
+class Unclosable:
+    """A link that is closed, and then says that it was not."""
+
+    payloads = Payloads.IN_HOST_MEMORY
+
+    def __init__(self, stream: Stream, setting: LinkSetting, error: Exception) -> None:
+        self._link = InlineLink(stream, setting)
+        self._error = error
+
+    def send(self, message: Message) -> None:
+        self._link.send(message)
+
+    def take_back(self, seq: int) -> None:
+        self._link.take_back(seq)
+
+    def on(self, event: Arrived | PairMet | PayloadCame) -> Message | None:
+        return self._link.on(event)
+
+    def check(self, now_s: float) -> None:
+        self._link.check(now_s)
+
+    def close(self) -> None:
+        self._link.close()
+        raise self._error
+
+
+def unclosable_memory(stream: Stream, setting: LinkSetting) -> Unclosable:
+    return Unclosable(stream, setting, LinkDownError("CUDA IPC: cuIpcCloseMemHandle: sticky"))
+
+
+def unclosable_group(stream: Stream, setting: LinkSetting) -> Unclosable:
+    return Unclosable(stream, setting, RuntimeError("NCCL error: unhandled cuda error"))
+
+
+def unclosable_file(stream: Stream, setting: LinkSetting) -> Unclosable:
+    return Unclosable(stream, setting, OSError("read-only file system"))
+
+
+def unclosable_for_no_known_reason(stream: Stream, setting: LinkSetting) -> Unclosable:
+    return Unclosable(stream, setting, LookupError("nobody expects this"))
+
+
+def one_link(stream: Stream, setting: LinkSetting) -> InlineLink:
+    """Made by who dials if its directory is not full; then it is."""
+    return _one_link(stream, setting, LinkDownError("no room for another link"))
+
+
+def one_link_of_a_library(stream: Stream, setting: LinkSetting) -> InlineLink:
+    return _one_link(stream, setting, LookupError("no room for another link"))
+
+
+def _one_link(stream: Stream, setting: LinkSetting, error: Exception) -> InlineLink:
+    full = setting.directory / "full"
+    if stream.is_dialled and full.exists():
+        raise error
+    full.touch()
+    return InlineLink(stream, setting)
+
+
+class Stuck:
+    """Pieces. The next ``num_failures`` waits for a copy fail."""
+
+    def __init__(self, pieces: Pieces) -> None:
+        self.num_blocks = pieces.num_blocks
+        self.num_failures = 0
+        self.num_begun = 0  # copies that are not known to be over
+        self._pieces = pieces
+
+    def warm_up(self, unit: int) -> None:
+        self._pieces.warm_up(unit)
+
+    def blank(self, num_bytes: int) -> Payload:
+        return self._pieces.blank(num_bytes)
+
+    def gather(
+        self, blocks: Sequence[BlockId], pieces: range, heads: range, *, unit: int
+    ) -> Payload:
+        return self._pieces.gather(blocks, pieces, heads, unit=unit)
+
+    def scatter(
+        self, payload: Payload, blocks: Sequence[BlockId], pieces: range, heads: range, *, unit: int
+    ) -> Copying:
+        self._pieces.scatter(payload, blocks, pieces, heads, unit=unit)
+        self.num_begun += 1
+        return _StuckCopy(self)
+
+
+class _StuckCopy:
+    is_over = False
+
+    def __init__(self, owner: Stuck) -> None:
+        self._owner = owner
+
+    def wait(self) -> None:
+        if self._owner.num_failures:
+            self._owner.num_failures -= 1
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        self._owner.num_begun -= 1
+
+
+def stick(endpoint: KvEndpoint) -> Stuck:
+    """The endpoint's pieces from now on."""
+    local = endpoint._local
+    stuck = Stuck(local.pieces)
+    object.__setattr__(local, "pieces", stuck)  # of a frozen class: no cache of a CPU is like this
+    return stuck

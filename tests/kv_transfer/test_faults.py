@@ -1,0 +1,181 @@
+"""What fails below an endpoint: it is named, the rest goes on, and no drain is left unanswered."""
+
+from pathlib import Path
+
+import pytest
+
+from kv_transfer.commands import (
+    CancelReceive,
+    ClosePeer,
+    ConnectPeer,
+    EndpointFailed,
+    HandoffFailed,
+    HandoffReceived,
+    HandoffSent,
+    PeerLost,
+    ReceiveDrained,
+)
+from kv_transfer.reasons import MAX_REASON_LEN, failed, lost
+from pdserve.core.errors import LinkDownError
+from tests.kv_transfer.breaking import Stuck, stick
+from tests.kv_transfer.lending import CUDA_IPC, in_place, lending_in_process
+from tests.kv_transfer.nodes import (
+    Node,
+    blocks,
+    connect,
+    handoff,
+    layout,
+    open_world,
+    prompt_kv,
+)
+
+OURS, THEIRS = blocks(1, 2, 3), blocks(7, 8, 9)
+LOOPBACK = "loopback"
+FOR_EVER = 10**9
+
+
+def move(sender: Node, receiver: Node, name: str) -> None:
+    """A handoff of 40 tokens that must arrive."""
+    kv = prompt_kv(sender.layout, 40, len(name))
+    sender.write(kv, OURS)
+    receiver.expect(handoff(name), sender.peer_id, 40, THEIRS)
+    sender.push(handoff(name), receiver.peer_id, range(40), OURS)
+    receiver.wait(HandoffReceived, handoff(name))
+    sender.wait(HandoffSent, handoff(name))
+    assert receiver.holds(kv, THEIRS)
+
+
+@pytest.mark.parametrize(
+    "link",
+    [
+        "unclosable_memory",
+        "unclosable_group",
+        "unclosable_file",
+        "unclosable_for_no_known_reason",
+    ],
+)
+@pytest.mark.parametrize("closer", ["sender", "receiver"])
+def test_links_that_can_not_be_closed_are_gone_all_the_same(link: str, closer: str) -> None:
+    with in_place(LOOPBACK, f"tests.kv_transfer.breaking:{link}"), open_world(LOOPBACK) as world:
+        sender, receiver = world.pair(layout(tp_size=2), layout())
+        receiver.expect(handoff("a"), sender.peer_id, 40, THEIRS)
+        sender.push(handoff("a"), receiver.peer_id, range(16), OURS, last=False)
+        if closer == "sender":
+            sender.tell(ClosePeer(peer_id="d"))
+            receiver.wait(PeerLost)
+        else:
+            receiver.tell(ClosePeer(peer_id="p"))
+            assert len(sender.wait(PeerLost)) == 2
+        sender.wait(HandoffFailed, handoff("a"))
+        receiver.wait(HandoffFailed, handoff("a"))
+        receiver.tell(CancelReceive(handoff=handoff("a")))
+        receiver.wait(ReceiveDrained, handoff("a"))
+        connect(sender, receiver)
+        move(sender, receiver, "again")
+
+
+@pytest.mark.parametrize("link", ["one_link", "one_link_of_a_library"])
+def test_a_peer_to_which_not_all_links_can_be_made_is_lost_and_no_link_to_it_is_left(
+    link: str, tmp_path: Path
+) -> None:
+    with in_place(LOOPBACK, f"tests.kv_transfer.breaking:{link}"), open_world(LOOPBACK) as world:
+        sender = world.node("p", layout(), directory=tmp_path)
+        receiver = world.node("d", layout(tp_size=2), directory=tmp_path)
+        sender.tell(ConnectPeer(peer=receiver.peer))
+        (gone,) = sender.wait(PeerLost)
+        assert gone.peer_id == "d"
+        assert "no room for another link" in gone.reason
+        (tmp_path / "full").unlink()
+        successor = world.node("d2", layout(), directory=tmp_path)
+        connect(sender, successor)
+        move(sender, successor, "a")
+        assert not sender.leftover(), "nothing more is told of what was never linked"
+
+
+def test_a_peer_to_which_not_all_links_can_be_made_takes_no_other_along(tmp_path: Path) -> None:
+    with in_place(LOOPBACK, "tests.kv_transfer.breaking:one_link"), open_world(LOOPBACK) as world:
+        sender = world.node("p", layout(), directory=tmp_path)
+        good = world.node("d", layout(), directory=tmp_path)
+        connect(sender, good)
+        sender.tell(ConnectPeer(peer=world.node("d2", layout(), directory=tmp_path).peer))
+        assert sender.wait(PeerLost)[0].peer_id == "d2"
+        move(sender, good, "a")
+
+
+@pytest.mark.parametrize("depth", [0, 20])
+def test_a_sender_that_can_not_lend_says_so_and_leaves_no_file(depth: int, tmp_path: Path) -> None:
+    """There is no directory, or the path of a socket in it is too long."""
+    directory = tmp_path.joinpath(*["deeper"] * depth) if depth else tmp_path / "none"
+    if depth:
+        directory.mkdir(parents=True)
+    with lending_in_process(), open_world(CUDA_IPC) as world:
+        sender, receiver = world.node("p", directory=directory), world.node("d")
+        sender.tell(ConnectPeer(peer=receiver.peer))
+        (gone,) = sender.wait(PeerLost)
+        assert str(directory) in gone.reason
+        assert not list(directory.glob("*"))
+
+
+# ---- copies that can not be waited for
+
+
+def begin_copies(sender: Node, receiver: Node, cache: Stuck, num_failures: int) -> None:
+    """Three, at once: frames that came before their handoff is expected; a longer one is behind."""
+    sender.push(handoff("a"), receiver.peer_id, range(40), OURS)
+    receiver.expect(handoff("mark"), sender.peer_id, 64, blocks(20, 21, 22, 23))
+    sender.push(handoff("mark"), receiver.peer_id, range(64), blocks(20, 21, 22, 23))
+    receiver.wait(HandoffReceived, handoff("mark"))
+    cache.num_failures = num_failures
+    receiver.expect(handoff("a"), sender.peer_id, 40, THEIRS)
+
+
+def test_copies_that_could_not_be_waited_for_once_are_waited_for_again() -> None:
+    with open_world(LOOPBACK) as world:
+        sender, receiver = world.pair()
+        cache = stick(receiver.endpoints[0])
+        begin_copies(sender, receiver, cache, 1)
+        assert "illegal memory access" in receiver.wait(PeerLost)[0].reason
+        receiver.tell(CancelReceive(handoff=handoff("a")))
+        receiver.wait(ReceiveDrained, handoff("a"))
+        assert not cache.num_begun, "a copy was given up"
+        sender.wait(PeerLost)
+        connect(sender, receiver)
+        move(sender, receiver, "again")
+
+
+def test_an_endpoint_whose_copies_are_never_over_says_so_and_drains_nothing() -> None:
+    with open_world(LOOPBACK) as world:
+        sender, receiver = world.pair()
+        cache = stick(receiver.endpoints[0])
+        begin_copies(sender, receiver, cache, FOR_EVER)
+        receiver.tell(CancelReceive(handoff=handoff("a")))
+        (end,) = receiver.wait(EndpointFailed)
+        assert "illegal memory access" in end.reason
+        said = receiver.leftover()
+        assert not [event for event in said if isinstance(event, HandoffReceived | ReceiveDrained)]
+
+
+# ---- texts
+
+
+def test_texts_of_errors_are_cut_and_keep_no_line_from_working() -> None:
+    """A list of all blocks of a long prompt is longer than a message of a line may be."""
+    with lending_in_process(), open_world(CUDA_IPC) as world:
+        sender, receiver = world.pair()
+        receiver.expect(handoff("a"), sender.peer_id, 16 * 40_000, blocks(*range(40_000)))
+        events = receiver.wait(HandoffFailed, handoff("a"))
+        sender.push(handoff("a"), receiver.peer_id, range(40), OURS)
+        events += sender.wait(HandoffFailed, handoff("a"))
+        for event in events:
+            assert event.message.startswith(("a block of [0, 1, 2", "the handoff failed: a block"))
+            assert len(event.message) == MAX_REASON_LEN
+        move(sender, receiver, "again")
+
+
+@pytest.mark.parametrize("num_characters", [0, MAX_REASON_LEN, MAX_REASON_LEN + 1, 10**6])
+def test_a_peers_words_reach_the_front_cut(num_characters: int) -> None:
+    said = "x" * num_characters
+    event = failed(handoff("a"), said, said)
+    for text in (event.kind, event.message, lost("p", LinkDownError(said)).reason):
+        assert len(text) == min(num_characters, MAX_REASON_LEN)
+        assert said.startswith(text.removesuffix("…"))
