@@ -2,12 +2,15 @@
 
 There are small grammars that take hours to compile, and nothing can end a thread. So a process of
 its own compiles each new one first (``pdserve/text/grammar_process.py``): it is started with the
-first grammar and made anew when one has ended it. What was found is kept for the next request.
+first grammar and made anew when it has ended, which the grammar that it had may have done, or
+somebody else. What was found out about a grammar is kept for the next request.
 """
 
 import asyncio
 import json
+import logging
 import select
+import signal
 import subprocess
 import sys
 from collections import OrderedDict
@@ -15,15 +18,31 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from pdserve.core.config import LimitsConfig
-from pdserve.core.errors import InternalError, InvalidRequestError, OverloadedError
+from pdserve.core.errors import (
+    InternalError,
+    InvalidRequestError,
+    OverloadedError,
+    ShuttingDownError,
+)
 from pdserve.core.model_spec import ModelSpec
 from pdserve.core.request import Grammar, GrammarKind
 from pdserve.text import grammar_process
+from pdserve.text.nesting import TOO_DEEP
 
 START_TIMEOUT_S = 60.0
 ANSWER_TIMEOUT_S = 60.0  # the process ends itself long before, unless it gets no CPU
-MAX_WAITING = 32
+MAX_TRIES = 2  # of a grammar whose process is ended by somebody else
+MAX_WAITING, RETRY_AFTER_S = 32, 1.0
 MAX_KNOWN = 1024
+TOO_MUCH_MEMORY = "compiling it takes too much memory"
+# Exit statuses of a process that its grammar has ended.
+_ENDED_BY_GRAMMAR = {
+    grammar_process.OUT_OF_MEMORY: TOO_MUCH_MEMORY,
+    -signal.SIGABRT: TOO_MUCH_MEMORY,
+    -signal.SIGSEGV: TOO_DEEP,
+}
+
+logger = logging.getLogger(__name__)
 
 
 class GrammarChecks:
@@ -40,11 +59,12 @@ class GrammarChecks:
         self._thread: ThreadPoolExecutor | None = None  # the only one that uses the process
         self._process: subprocess.Popen[bytes] | None = None
         self._num_waiting = 0
+        self._closing = False
 
     async def check(self, grammar: Grammar) -> None:
         """Raise InvalidRequestError naming the field if no answer can follow the grammar.
 
-        Raises OverloadedError while very many wait for this.
+        Raises OverloadedError while very many wait for this, or where it could not be found out.
         """
         self._check_text(grammar)
         key = (grammar.kind, grammar.text)
@@ -65,6 +85,7 @@ class GrammarChecks:
 
     def close(self) -> None:
         """End the process, whatever it does."""
+        self._closing = True
         if self._process is not None:
             self._process.kill()
         if self._thread is not None:
@@ -73,7 +94,9 @@ class GrammarChecks:
 
     async def _ask(self, grammar: Grammar) -> str | None:
         if self._num_waiting >= MAX_WAITING:
-            raise OverloadedError("many new grammars wait to be compiled", retry_after_s=1.0)
+            raise OverloadedError(
+                "many new grammars wait to be compiled", retry_after_s=RETRY_AFTER_S
+            )
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, "grammar-checks")
         self._num_waiting += 1
@@ -87,23 +110,39 @@ class GrammarChecks:
 
     def _ask_process(self, grammar: Grammar) -> str | None:
         """In the thread: what is wrong with the grammar."""
+        line = json.dumps({"kind": grammar.kind, "text": grammar.text}).encode() + b"\n"
+        for _ in range(MAX_TRIES):
+            answer = self._answer_to(line)
+            if answer:
+                problem: str | None = json.loads(answer)
+                return problem
+            status = self._end()
+            if self._closing:
+                raise ShuttingDownError("the router is shutting down")
+            if answer is None:
+                problem = f"compiling a grammar got no processor time in {ANSWER_TIMEOUT_S:g} s"
+                raise OverloadedError(problem, retry_after_s=RETRY_AFTER_S)
+            if status == -grammar_process.TOO_LONG:
+                limit_s = self._limits.grammar_timeout_s
+                return f"compiling it takes more than grammar_timeout_s = {limit_s:g} s"
+            if status in _ENDED_BY_GRAMMAR:
+                return _ENDED_BY_GRAMMAR[status]
+            logger.warning("the process that compiles grammars ended: %s", status)
+        problem = f"the process that compiles grammars ended {MAX_TRIES} times, status {status}"
+        raise OverloadedError(problem, retry_after_s=RETRY_AFTER_S)
+
+    def _answer_to(self, line: bytes) -> str | None:
+        """The process's line, "" where it has ended, None where none comes in time."""
+        if self._process is not None and self._process.poll() is not None:
+            self._end()  # while it had nothing to do
         process = self._process or self._start()
         assert process.stdin is not None
-        line = json.dumps({"kind": grammar.kind, "text": grammar.text}).encode() + b"\n"
         try:
             process.stdin.write(line)
             process.stdin.flush()
         except BrokenPipeError:
             pass  # it has ended: seen below
-        answer = _read_line(process, ANSWER_TIMEOUT_S)
-        if answer:
-            problem: str | None = json.loads(answer)
-            return problem
-        status = self._end()
-        limit_s = self._limits.grammar_timeout_s
-        if status == -grammar_process.TOO_LONG or answer is None:
-            return f"compiling it takes more than grammar_timeout_s = {limit_s:g} s"
-        return "compiling it takes too much memory"
+        return _read_line(process, ANSWER_TIMEOUT_S)
 
     def _start(self) -> subprocess.Popen[bytes]:
         self._process = subprocess.Popen(

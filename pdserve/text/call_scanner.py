@@ -127,6 +127,6 @@ def _text(token: str) -> str:
     """A JSON string's text; "" where it is none."""
     try:
         value = json.loads(token)
-    except ValueError:
+    except (ValueError, RecursionError):  # RecursionError: brackets in brackets
         return ""
     return value if isinstance(value, str) else ""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pdserve.core.errors import InvalidRequestError
+from pdserve.text.nesting import TOO_DEEP, check_depth
 from pdserve.text.tools import TOOL_FORMATS, Tool, ToolCall, described
 
 _HERMES = TOOL_FORMATS["hermes"]
@@ -86,10 +87,13 @@ def _arguments(index: int, i: int, call: ToolCall) -> Mapping[str, Any]:
     field = f"messages[{index}].tool_calls[{i}].function.arguments"
     try:
         arguments = json.loads(call.arguments or "{}")
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise InvalidRequestError(field, f"it is no JSON: {error}") from None
+    except RecursionError:
+        raise InvalidRequestError(field, TOO_DEEP) from None
     if not isinstance(arguments, dict):
         raise InvalidRequestError(field, "a JSON object is wanted")
+    check_depth(field, arguments)
     return arguments
 
 

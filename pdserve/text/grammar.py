@@ -15,8 +15,8 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, grammar_from
 
 from pdserve.core.errors import InvalidRequestError, ModelFilesError
 from pdserve.core.request import Grammar, GrammarKind
-from pdserve.text.schema_dates import with_real_dates
-from pdserve.text.schema_numbers import check_numbers
+from pdserve.text.nesting import TOO_DEEP
+from pdserve.text.schema_for_grammar import schema_for_grammar
 from pdserve.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:  # the library has it in its stubs only
@@ -142,10 +142,8 @@ def _library_grammar(grammar: Grammar) -> str:
     try:
         match grammar.kind:
             case GrammarKind.JSON_SCHEMA:
-                given = json.loads(grammar.text)
-                check_numbers(given)
-                schema = json.dumps(with_real_dates(given))
-                return LLMatcher.grammar_from_json_schema(schema, overrides=JSON_LAYOUT)
+                schema = schema_for_grammar(grammar.field, json.loads(grammar.text))
+                return LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=JSON_LAYOUT)
             case GrammarKind.REGEX:
                 return LLMatcher.grammar_from_regex(grammar.text)
             case GrammarKind.LARK:
@@ -154,6 +152,8 @@ def _library_grammar(grammar: Grammar) -> str:
                 return grammar_from("ebnf", grammar.text)
     except ValueError as error:
         raise InvalidRequestError(grammar.field, _plain(str(error))) from None
+    except RecursionError:  # brackets in brackets
+        raise InvalidRequestError(grammar.field, TOO_DEEP) from None
 
 
 def _plain(problem: str) -> str:

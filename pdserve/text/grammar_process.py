@@ -4,13 +4,19 @@ python -m pdserve.text.grammar_process MODEL_DIR VOCAB_SIZE CPU_LIMIT_S EOS_TOKE
 
 Says "ready" once; then for each line of JSON on stdin, ``{"kind", "text"}``, a line of JSON on
 stdout: null, or what is wrong with that grammar. Ends with its stdin. A grammar that takes more
-than the limit of CPU time, or more memory than there is for it, ends the process with a signal.
+than it may of something ends the process:
+
+    CPU time      SIGVTALRM
+    memory        OUT_OF_MEMORY, or SIGABRT where it is the library that gets none
+    stack         SIGSEGV; the library recurses. It has much less than on a node, which has to live
 """
 
 import json
+import os
 import resource
 import signal
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -21,7 +27,9 @@ from pdserve.text.tokenizer import Tokenizer
 
 READY = "ready"
 TOO_LONG = signal.SIGVTALRM
+OUT_OF_MEMORY = 77  # exit status
 MAX_BYTES = 4 << 30  # of address space
+STACK_BYTES = 1 << 20  # threads of nodes have 8 MiB, or 2 MiB where stacks have no limit
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -36,13 +44,24 @@ def main(arguments: Sequence[str]) -> None:
     except ModelFilesError as error:
         compiler = error  # the answer to whoever asks
     resource.setrlimit(resource.RLIMIT_AS, (MAX_BYTES, MAX_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # what ends it is no fault to look into
     signal.signal(TOO_LONG, signal.SIG_DFL)
+    threading.stack_size(STACK_BYTES)
+    answering = threading.Thread(target=_answer, args=(compiler, float(cpu_limit_s)), daemon=True)
+    answering.start()
+    answering.join()
+
+
+def _answer(compiler: GrammarCompiler | ModelFilesError, cpu_limit_s: float) -> None:
     _say(READY)
-    for line in sys.stdin:
-        signal.setitimer(signal.ITIMER_VIRTUAL, float(cpu_limit_s))
-        problem = _problem(compiler, line)
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-        _say(json.dumps(problem))
+    try:
+        for line in sys.stdin:
+            signal.setitimer(signal.ITIMER_VIRTUAL, cpu_limit_s)
+            problem = _problem(compiler, line)
+            signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+            _say(json.dumps(problem))
+    except MemoryError:
+        os._exit(OUT_OF_MEMORY)
 
 
 def _problem(compiler: GrammarCompiler | ModelFilesError, line: str) -> str | None:

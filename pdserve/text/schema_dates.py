@@ -4,8 +4,10 @@ The grammar library reads ``"format": "date"`` as RFC 3339 spells it, which lets
 any year and has a year 0; validators, and the programs behind them, know neither.
 """
 
-from collections.abc import Mapping
+import json
 from typing import Any
+
+from pdserve.text.schema_walk import schemas_in
 
 _LEAP = "(0[48]|[2468][048]|[13579][26])"  # two digits that divide by four, 00 left out
 _LEAP_YEAR = f"([0-9]{{2}}{_LEAP}|{_LEAP}00)"
@@ -21,8 +23,6 @@ TIME = (
 )
 _PATTERNS = {"date": f"^{DATE}$", "date-time": f"^{DATE}T{TIME}$"}
 
-# Keywords whose values are data, not schemas.
-_DATA = frozenset({"const", "default", "enum", "example", "examples"})
 # Keywords that bound a string in another way, which no second pattern may join.
 _BOUNDS = frozenset({"maxLength", "minLength", "pattern"})
 
@@ -30,17 +30,12 @@ _BOUNDS = frozenset({"maxLength", "minLength", "pattern"})
 def with_real_dates(schema: Any) -> Any:  # noqa: ANN401 - a schema may be any JSON value
     """The schema with its date formats as patterns; what else bounds such a string stays as it is.
 
-    Raises RecursionError where it is nested too deeply.
+    For schemas that ``check_depth`` lets through.
     """
-    if isinstance(schema, list):
-        return [with_real_dates(item) for item in schema]
-    if not isinstance(schema, Mapping):
-        return schema
-    changed = {
-        key: value if key in _DATA else with_real_dates(value) for key, value in schema.items()
-    }
-    kind = changed.get("format")
-    if isinstance(kind, str) and kind in _PATTERNS and not _BOUNDS & changed.keys():
-        del changed["format"]
-        changed["pattern"] = _PATTERNS[kind]
+    changed = json.loads(json.dumps(schema))
+    for each in schemas_in(changed):
+        kind = each.get("format")
+        if isinstance(kind, str) and kind in _PATTERNS and not _BOUNDS & each.keys():
+            del each["format"]
+            each["pattern"] = _PATTERNS[kind]
     return changed

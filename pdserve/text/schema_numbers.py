@@ -4,42 +4,36 @@ The grammar library holds numbers as floats: of 2**53 + 1 it makes 2**53, which 
 the program behind the answer.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator
 from typing import Any
 
+from pdserve.text.schema_walk import schemas_in
+
 MOST = 1 << 53
-_VALUES = frozenset({"const", "enum"})
-_BOUNDS = frozenset({"exclusiveMaximum", "exclusiveMinimum", "maximum", "minimum", "multipleOf"})
-_REMARKS = frozenset({"default", "example", "examples"})  # they bind no answer
+_VALUES = ("const", "enum")
+_BOUNDS = ("exclusiveMaximum", "exclusiveMinimum", "maximum", "minimum", "multipleOf")
 
 
 def check_numbers(schema: Any) -> None:  # noqa: ANN401 - a schema may be any JSON value
-    """Raise ValueError for the first whole number beyond 2**53 that binds an answer.
-
-    Raises RecursionError where the schema is nested too deeply.
-    """
-    if isinstance(schema, list):
-        for item in schema:
-            check_numbers(item)
-    if not isinstance(schema, Mapping):
-        return
-    for key, value in schema.items():
-        if key in _VALUES:
-            _check_all(key, value)
-        elif key in _BOUNDS:
-            _check(key, value)
-        if key not in _VALUES | _REMARKS:
-            check_numbers(value)
+    """Raise ValueError for a whole number beyond 2**53 that binds an answer."""
+    for each in schemas_in(schema):
+        for key in _BOUNDS:
+            _check(key, each.get(key))
+        for key in _VALUES:
+            for value in _all_in(each.get(key)):
+                _check(key, value)
 
 
-def _check_all(key: str, data: Any) -> None:  # noqa: ANN401
-    """All numbers in a value that an answer may have."""
-    items = data.values() if isinstance(data, Mapping) else data
-    if isinstance(data, Mapping | list):
-        for item in items:
-            _check_all(key, item)
-    else:
-        _check(key, data)
+def _all_in(data: Any) -> Iterator[Any]:  # noqa: ANN401
+    """A value that an answer may have, with all within it."""
+    left = [data]
+    while left:
+        each = left.pop()
+        yield each
+        if isinstance(each, dict):
+            left += each.values()
+        elif isinstance(each, list):
+            left += each
 
 
 def _check(key: str, value: Any) -> None:  # noqa: ANN401

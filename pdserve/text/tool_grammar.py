@@ -4,11 +4,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pdserve.core.errors import InvalidRequestError
 from pdserve.core.request import Grammar, GrammarKind
 from pdserve.text.grammar import JSON_LAYOUT
-from pdserve.text.schema_dates import with_real_dates
-from pdserve.text.schema_numbers import check_numbers
+from pdserve.text.schema_for_grammar import schema_for_grammar
 from pdserve.text.tools import Tool, ToolFormat
 
 FIELD = "tools"
@@ -54,8 +52,4 @@ def _quoted(text: str) -> str:
 
 
 def _json(schema: Mapping[str, Any]) -> str:
-    try:
-        check_numbers(schema)
-    except ValueError as error:
-        raise InvalidRequestError(FIELD, str(error)) from None
-    return "%json " + json.dumps({**with_real_dates(schema), "x-guidance": JSON_LAYOUT})
+    return "%json " + json.dumps({**schema_for_grammar(FIELD, schema), "x-guidance": JSON_LAYOUT})

@@ -2,8 +2,10 @@
 
 import asyncio
 import os
+import resource
+import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -25,7 +27,7 @@ HOURS = '{"type": "integer", "multipleOf": 9999991}'  # what this takes to compi
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def checks(model_dir: Path) -> AsyncIterator[GrammarChecks]:
-    limits = LimitsConfig(grammar_timeout_s=0.5, max_grammar_bytes=10_000)
+    limits = LimitsConfig(grammar_timeout_s=0.5, max_grammar_bytes=20_000)
     made = GrammarChecks(model_dir, read_model_spec(model_dir), limits)
     yield made
     made.close()
@@ -39,9 +41,16 @@ def grammar(kind: str, text: str) -> Grammar:
     return Grammar(kind=GrammarKind(kind), text=text, field="here")
 
 
+def chain(length: int) -> str:
+    """Rules of rules, on which the library recurses."""
+    rules = [f"r{i}: r{i + 1}" for i in range(length)]
+    return "\n".join(["start: r0", *rules, f'r{length}: "a"'])
+
+
 @pytest.mark.parametrize(
     ("kind", "text"),
     [
+        ("lark", chain(100)),
         ("json_schema", '{"type": "object"}'),
         (
             "json_schema",
@@ -101,13 +110,15 @@ async def test_what_can_be_followed_is_let_through(checks, kind, text):
         ("ebnf", 'root ::= "a" root', "Too many items"),
         ("ebnf", 'root ::= "a" root | root "b"', "Too many items"),
         ("lark", "start: start", "no text can match"),
-        ("regex", "a" * 10_001, "10001 bytes"),
+        ("regex", "a" * 20_001, "20001 bytes"),
         ("regex", "\ud800", "Unicode"),
         ("json_schema", '{"const": "\\ud800"}', "hex escape"),
+        ("ebnf", "root ::= " + "(" * 2000 + '"a"' + ")" * 2000, "recursion depth exceeded"),
+        ("lark", chain(1500), "^here: it is nested too deeply$"),
         (
             "json_schema",
             '{"items":' * 400 + "{}" + "}" * 400,
-            "recursion",
+            "nested too deeply",
         ),
     ],
 )
@@ -126,6 +137,78 @@ async def test_what_takes_too_long_is_ended_and_the_next_one_is_served(checks):
     with pytest.raises(InvalidRequestError, match="grammar_timeout_s"):
         await checks.check(schema(HOURS))  # it is known
     assert time.monotonic() - began_s < 0.5
+
+
+@pytest.mark.parametrize("is_seen", [True, False])
+async def test_a_process_that_somebody_ended_is_made_anew(checks, is_seen):
+    """The kernel does where memory is short; the next grammar is not at fault."""
+    await checks.check(schema('{"const": "before"}'))
+    process = checks._process
+    process.kill()
+    if is_seen:
+        process.wait()
+    await checks.check(schema(f'{{"const": "after {is_seen}"}}'))
+    assert checks._process.pid != process.pid
+
+
+SPEAKS_ONCE = "print('ready', flush=True); input(); raise SystemExit({status})"
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def in_vain(checks: GrammarChecks) -> AsyncIterator[Callable[[str], None]]:
+    """Start processes of another program from now on, to the test's end."""
+    command = checks._command
+
+    def start(program: str) -> None:
+        checks._end()
+        checks._command = [sys.executable, "-c", program]
+
+    yield start
+    checks._end()
+    checks._command = command
+
+
+@pytest.mark.parametrize("status", [0, 1])
+async def test_a_grammar_is_not_to_blame_for_a_process_that_ends_otherwise(
+    checks, in_vain, status, caplog
+):
+    good = schema(f'{{"const": "blameless {status}"}}')
+    in_vain(SPEAKS_ONCE.format(status=status))
+    with pytest.raises(OverloadedError, match=f"ended 2 times, status {status}$"):
+        await checks.check(good)
+    assert [record.args for record in caplog.records] == [(status,)] * 2
+    in_vain("import os, time; print('ready', flush=True); input(); os.kill(os.getpid(), 9)")
+    with pytest.raises(OverloadedError, match=r"ended 2 times, status -9$"):
+        await checks.check(good)
+
+
+async def test_what_was_not_found_out_is_not_kept(checks, in_vain):
+    once = schema('{"const": "asked again"}')
+    command = checks._command
+    in_vain(SPEAKS_ONCE.format(status=1))
+    with pytest.raises(OverloadedError):
+        await checks.check(once)
+    checks._command = command
+    await checks.check(once)
+
+
+async def test_a_grammar_for_which_there_is_no_memory_is_refused_and_that_is_kept(
+    model_dir: Path,
+) -> None:
+    limits = LimitsConfig(max_grammar_bytes=50 << 20)
+    checks = GrammarChecks(model_dir, read_model_spec(model_dir), limits)
+    try:
+        await checks.check(schema('{"const": "small"}'))
+        process = checks._process
+        assert process is not None
+        resource.prlimit(process.pid, resource.RLIMIT_AS, (1, 1))  # it gets no more
+        for _ in range(2):
+            with pytest.raises(InvalidRequestError, match="here: compiling it takes too much mem"):
+                await checks.check(grammar("regex", "a" * (40 << 20)))
+        assert checks._process is None, "the second time it was known"
+        await checks.check(schema('{"const": "small too"}'))
+    finally:
+        checks.close()
 
 
 async def test_very_many_new_grammars_at_once_are_told_to_come_later(checks):

@@ -96,6 +96,12 @@ def test_a_forced_call_may_leave_the_opener_out(written: str, answer: str) -> No
     assert read(written, list(answer), forced=True) == ("", [CALL_F])
 
 
+@pytest.mark.parametrize("depth", [1, 600, 5000])
+def test_a_name_that_is_lists_in_lists_is_none(depth: int) -> None:
+    answer = f'<tool_call>{{"name": {"[" * depth}{"]" * depth}, "arguments": {{}}}}</tool_call>'
+    assert read("hermes", [answer]) == (answer, [])
+
+
 def test_no_more_calls_than_wanted_are_told() -> None:
     answer = f"<tool_call>{F}</tool_call>" * 3
     assert read("hermes", [answer], most=1) == ("", [CALL_F])
