@@ -8,6 +8,7 @@ three milliseconds for a megabyte, and texts that are longer are let go.
 import json
 
 from pdserve.core.errors import InvalidRequestError
+from pdserve.text.nesting import TOO_DEEP
 from router.validation import shown
 
 Pairs = list[tuple[str, object]]
@@ -24,17 +25,24 @@ def check_unique(raw: bytes, num_keys: int) -> None:
         json.loads(raw, object_pairs_hook=_unique, parse_int=str, parse_float=str)
 
 
-def parse_unique(field: str, text: str) -> object:
-    """The value of a JSON text within ``field``. Raises ValueError, RecursionError, or
-    InvalidRequestError naming the field where a key comes twice.
+def parse_unique(field: str, text: str, max_bytes: int) -> object:
+    """The value of ``field``, which is a JSON text. Raises InvalidRequestError naming the field
+    where it is none, where a key comes twice, and, before a look at it, where it is longer.
     """
+    if (size := len(text.encode(errors="surrogatepass"))) > max_bytes:
+        raise InvalidRequestError(field, f"got {size} bytes, at most {max_bytes} are allowed")
 
     def unique(pairs: Pairs) -> dict[str, object]:
         if (key := _first_repeated(pairs)) is not None:
             raise InvalidRequestError(field, f"{shown(key)} is given twice in one object")
         return dict(pairs)
 
-    value: object = json.loads(text, object_pairs_hook=unique)
+    try:
+        value: object = json.loads(text, object_pairs_hook=unique)
+    except ValueError as error:
+        raise InvalidRequestError(field, f"it is no JSON: {error}") from None
+    except RecursionError:
+        raise InvalidRequestError(field, TOO_DEEP) from None
     return value
 
 

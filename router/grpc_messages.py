@@ -1,6 +1,5 @@
 """Public gRPC messages to and from what the router works with. Plain copies; unset stays unset."""
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -15,8 +14,16 @@ from router.body_counts import MAX_MESSAGES, MAX_VALUES
 from router.generation import Delta, Generation
 from router.intake import Conversation
 from router.nodes import NodeView
-from router.structured_output import MAX_CHOICES, grammar_of, json_schema_grammar
-from router.tool_use import MAX_CALLS, MAX_TOOLS, WORDS, ToolUse, tool_calls, tool_use
+from router.structured_output import MAX_CHOICES, grammar_of, json_schema
+from router.tool_use import (
+    MAX_CALLS,
+    MAX_PARAMETERS_BYTES,
+    MAX_TOOLS,
+    WORDS,
+    ToolUse,
+    tool_calls,
+    tool_use,
+)
 from router.validation import (
     MAX_LOGIT_BIAS_ENTRIES,
     MAX_STOP_STRINGS,
@@ -28,7 +35,7 @@ from router.validation import (
 PROMPT_TOKENS_A_MESSAGE = 1024  # with 20 of the likeliest each they are half a megabyte
 
 
-def sampling_fields(message: pb.SamplingParams) -> SamplingFields:
+def sampling_fields(message: pb.SamplingParams, max_grammar_bytes: int) -> SamplingFields:
     """A field that is not set keeps its default, which is not zero."""
     _check_entries("logit_bias", len(message.logit_bias), MAX_LOGIT_BIAS_ENTRIES)
     _check_entries("stop", len(message.stop), MAX_STOP_STRINGS)
@@ -63,15 +70,16 @@ def sampling_fields(message: pb.SamplingParams) -> SamplingFields:
                 "regex": message.regex if "regex" in given else None,
                 "grammar": message.grammar if "grammar" in given else None,
                 "choice": list(message.choice) or None,
-            }
+            },
+            max_grammar_bytes,
         ),
     )
 
 
-def request_fields(request: pb.GenerateRequest) -> SamplingFields:
+def request_fields(request: pb.GenerateRequest, max_grammar_bytes: int) -> SamplingFields:
     """The sampling fields, and what stands beside them."""
     return replace(
-        sampling_fields(request.sampling),
+        sampling_fields(request.sampling, max_grammar_bytes),
         cache_salt=request.cache_salt if request.HasField("cache_salt") else None,
         ttft_slo_ms=request.ttft_slo_ms if request.HasField("ttft_slo_ms") else None,
         tpot_slo_ms=request.tpot_slo_ms if request.HasField("tpot_slo_ms") else None,
@@ -124,6 +132,10 @@ def _message(item: pb.ChatMessage, where: str) -> ChatMessage:
 
 def _tool_use(chat: pb.ChatMessages) -> ToolUse | None:
     """Raises InvalidRequestError naming the tool that is none."""
+    size = sum(len(tool.parameters.encode()) for tool in chat.tools)
+    if size > MAX_PARAMETERS_BYTES:
+        problem = f"got {size} bytes of parameters, at most {MAX_PARAMETERS_BYTES} are allowed"
+        raise InvalidRequestError("tools", problem)
     tools = [
         {
             "type": "function",
@@ -143,7 +155,7 @@ def _tool_use(chat: pb.ChatMessages) -> ToolUse | None:
 
 
 def _parameters(text: str, where: str) -> object:
-    return json.loads(json_schema_grammar(where, text).text) if text else None
+    return json_schema(where, text, MAX_PARAMETERS_BYTES) if text else None
 
 
 def delta_message(request_id: str, delta: Delta, tokenizer: Tokenizer) -> pb.GenerateResponse:

@@ -213,7 +213,7 @@ class _Inference(inference_pb2_grpc.InferenceServicer):
     async def _request(self, request: pb.GenerateRequest) -> GenerationRequest:
         intake, max_model_len = self._service.intake, self._service.max_model_len()
         intake.check_model(request.model or None)
-        fields = request_fields(request)
+        fields = request_fields(request, self._service.spec.config.limits.max_grammar_bytes)
         prompt = prompt_of(request)
         priority = request.priority if request.HasField("priority") else None
         if isinstance(prompt, Conversation):

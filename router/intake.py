@@ -24,7 +24,7 @@ from router.choice_text import TextRules
 from router.generation import GenerationRequest
 from router.grammar_checks import GrammarChecks
 from router.legs import Job
-from router.tool_use import CallRules, ToolUse
+from router.tool_use import CallRules, ToolUse, check_arguments_len
 from router.validation import (
     MAX_TOKEN_IDS,
     SamplingFields,
@@ -94,11 +94,13 @@ class Intake:
             )
 
     def check_conversation(self, conversation: Conversation, max_model_len: int) -> None:
-        """``check_text`` of each of its texts."""
-        field = conversation.field
+        """``check_text`` of each of its texts, and that its calls' arguments are not too long."""
+        field, num_chars = conversation.field, 0
         self.check_text("instructions", conversation.instructions or "", max_model_len)
         for i, message in enumerate(conversation.messages):
             self.check_text(f"{field}[{i}].content", message.content, max_model_len)
+            num_chars += sum(len(call.arguments) for call in message.tool_calls)
+            check_arguments_len(f"{field}[{i}].tool_calls", num_chars)
 
     async def completion(
         self,
@@ -221,6 +223,7 @@ class Intake:
         if written.shows_special:
             fields = replace(fields, skip_special_tokens=False)
         if use.required or fields.grammar is not None:
+            _check_schemas_len(use, fields.grammar, self._limits.max_grammar_bytes)
             fields = replace(fields, grammar=_calls_grammar(use, written, fields.grammar))
         return rules, fields
 
@@ -261,6 +264,17 @@ def _tool_format(template: ChatTemplate, configured: str) -> ToolFormat | None:
     if template.with_tools is None:
         return TOOL_FORMATS["hermes"]  # the words in which it is told of its tools
     return format_of_template(template.with_tools)
+
+
+def _check_schemas_len(use: ToolUse, answer: Grammar | None, max_bytes: int) -> None:
+    """Refuse what makes too long a grammar, before a look at each value in it."""
+    if answer is not None and len(answer.text) > max_bytes:
+        problem = f"got {len(answer.text)} bytes, at most {max_bytes} are allowed"
+        raise InvalidRequestError(answer.field, problem)
+    size = sum(len(json.dumps(tool.parameters)) for tool in use.callable_tools)
+    if size > max_bytes:
+        problem = f"got {size} bytes of parameters, at most {max_bytes} are allowed"
+        raise InvalidRequestError("tools", problem)
 
 
 def _calls_grammar(use: ToolUse, written: ToolFormat, answer: Grammar | None) -> Grammar:

@@ -58,17 +58,17 @@ def make_app(service: Service) -> FastAPI:
 
 
 def _add_generating_routes(app: FastAPI, service: Service) -> None:
-    max_bytes = service.spec.config.limits.max_body_bytes
+    limits = service.spec.config.limits
 
     @app.post("/v1/completions")
     async def completions(request: Request) -> Response:
         arrived_s = service.clock.now_s()
-        body = await read_body(request, CompletionBody, max_bytes)
+        body = await read_body(request, CompletionBody, limits.max_body_bytes)
         body.check_supported()
         service.intake.check_model(body.model)
         requests = await service.intake.completion(
             body.prompt,
-            body.sampling_fields(),
+            body.sampling_fields(limits.max_grammar_bytes),
             add_special_tokens=body.add_special_tokens is not False,
             default_max_tokens=COMPLETION_MAX_TOKENS,
             max_model_len=service.max_model_len(),
@@ -95,12 +95,12 @@ def _add_generating_routes(app: FastAPI, service: Service) -> None:
     @app.post("/v1/chat/completions")
     async def chat_completions(request: Request) -> Response:
         arrived_s = service.clock.now_s()
-        body = await read_body(request, ChatBody, max_bytes)
+        body = await read_body(request, ChatBody, limits.max_body_bytes)
         body.check_supported()
         service.intake.check_model(body.model)
         generation_request = await service.intake.chat(
             body.conversation(),
-            body.sampling_fields(),
+            body.sampling_fields(limits.max_grammar_bytes),
             max_model_len=service.max_model_len(),
             priority=body.priority,
         )

@@ -106,8 +106,7 @@ class SamplingBody(_Body):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
-    @property
-    def grammar(self) -> Grammar | None:
+    def grammar(self, max_bytes: int) -> Grammar | None:
         """What the text of the answer has to be."""
         return grammar_of(
             {
@@ -120,7 +119,8 @@ class SamplingBody(_Body):
                 "json_schema": self.json_schema,
                 "regex": self.regex,
                 "ebnf": self.ebnf,
-            }
+            },
+            max_bytes,
         )
 
     @property
@@ -153,9 +153,13 @@ class CompletionBody(SamplingBody):
     echo: bool | None = None
     logprobs: int | None = None
 
-    def sampling_fields(self) -> SamplingFields:
+    def sampling_fields(self, max_grammar_bytes: int) -> SamplingFields:
         fields = _sampling_fields(
-            self, max_tokens=self.max_tokens, max_tokens_field="max_tokens", logprobs=self.logprobs
+            self,
+            max_tokens=self.max_tokens,
+            max_tokens_field="max_tokens",
+            logprobs=self.logprobs,
+            grammar=self.grammar(max_grammar_bytes),
         )
         if not self.echo or self.logprobs is None:
             return fields
@@ -208,13 +212,14 @@ class ChatBody(SamplingBody):
             tool_use=tool_use(self.tools, self.tool_choice, self.parallel_tool_calls),
         )
 
-    def sampling_fields(self) -> SamplingFields:
+    def sampling_fields(self, max_grammar_bytes: int) -> SamplingFields:
         newer = self.max_completion_tokens is not None
         return _sampling_fields(
             self,
             max_tokens=self.max_completion_tokens if newer else self.max_tokens,
             max_tokens_field="max_completion_tokens" if newer else "max_tokens",
             logprobs=(self.top_logprobs or 0) if self.logprobs else None,
+            grammar=self.grammar(max_grammar_bytes),
         )
 
 
@@ -274,7 +279,12 @@ def _text_of(message: MessageBody, where: str, *, may_be_none: bool) -> str:
 
 
 def _sampling_fields(
-    body: SamplingBody, *, max_tokens: int | None, max_tokens_field: str, logprobs: int | None
+    body: SamplingBody,
+    *,
+    max_tokens: int | None,
+    max_tokens_field: str,
+    logprobs: int | None,
+    grammar: Grammar | None,
 ) -> SamplingFields:
     return SamplingFields(
         max_tokens=max_tokens,
@@ -302,5 +312,5 @@ def _sampling_fields(
         ttft_slo_ms=body.ttft_slo_ms,
         cache_salt=body.cache_salt,
         tpot_slo_ms=body.tpot_slo_ms,
-        grammar=body.grammar,
+        grammar=grammar,
     )

@@ -8,7 +8,7 @@ Json = dict[str, object]
 def grammar_shapes(max_bytes: int) -> dict[str, Json]:
     """By field. A text of so many bytes has no more characters than that."""
     text: Json = {"type": "string", "minLength": 1, "maxLength": max_bytes}
-    schema: Json = {"anyOf": [{"type": "object"}, {"type": "string"}]}
+    schema: Json = {"anyOf": [{"type": "object"}, {"type": "string", "maxLength": max_bytes}]}
     choice: Json = {
         "type": "array",
         "minItems": 1,

@@ -15,15 +15,15 @@ from router.validation import SamplingFields
 
 
 def add_responses_route(app: FastAPI, service: Service) -> None:
-    max_bytes = service.spec.config.limits.max_body_bytes
+    limits = service.spec.config.limits
 
     @app.post("/v1/responses")
     async def responses(request: Request) -> Response:
         arrived_s = service.clock.now_s()
-        body = await read_body(request, ResponsesBody, max_bytes)
+        body = await read_body(request, ResponsesBody, limits.max_body_bytes)
         body.check_supported()
         service.intake.check_model(body.model)
-        fields = body.sampling_fields()
+        fields = body.sampling_fields(limits.max_grammar_bytes)
         generation_request = await service.intake.chat(
             body.conversation(),
             fields,

@@ -9,8 +9,10 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict
 
 from pdserve.core.errors import InvalidRequestError
 from pdserve.text.conversation import ChatMessage
+from pdserve.text.nesting import TOO_DEEP, check_depth
 from pdserve.text.tools import ToolCall
 from router.first_fault import FirstFault
+from router.tool_use import check_arguments_len
 from router.validation import shown
 
 ITEMS = ("message", "function_call", "function_call_output")
@@ -51,6 +53,7 @@ def input_messages(items: Iterable[InputItem]) -> list[ChatMessage]:
     Raises InvalidRequestError naming the part of an item that is not as it has to be.
     """
     messages: list[ChatMessage] = []
+    num_chars = 0  # of the arguments of calls
     for i, item in enumerate(items):
         where = f"input[{i}]"
         match item.type:
@@ -61,6 +64,8 @@ def input_messages(items: Iterable[InputItem]) -> list[ChatMessage]:
             case "function_call":
                 if not messages or messages[-1].role != "assistant":
                     messages.append(ChatMessage(role="assistant", content=""))
+                num_chars += len(item.arguments or "")
+                check_arguments_len(f"{where}.arguments", num_chars)
                 calls = (*messages[-1].tool_calls, _call(where, item))
                 messages[-1] = replace(messages[-1], tool_calls=calls)
             case "function_call_output":
@@ -76,12 +81,16 @@ def input_messages(items: Iterable[InputItem]) -> list[ChatMessage]:
 
 def _call(where: str, item: InputItem) -> ToolCall:
     arguments = _given(where, "arguments", item.arguments)
+    field = f"{where}.arguments"
     try:
-        is_object = isinstance(json.loads(arguments or "{}"), dict)
-    except (ValueError, RecursionError):
-        is_object = False
-    if not is_object:
-        raise InvalidRequestError(f"{where}.arguments", "a JSON object is wanted, as a text")
+        value = json.loads(arguments or "{}")
+    except ValueError:
+        value = None
+    except RecursionError:
+        raise InvalidRequestError(field, TOO_DEEP) from None
+    if not isinstance(value, dict):
+        raise InvalidRequestError(field, "a JSON object is wanted, as a text")
+    check_depth(field, value)
     return ToolCall(
         call_id=_given(where, "call_id", item.call_id),
         name=_given(where, "name", item.name),

@@ -101,7 +101,7 @@ class ResponsesBody(_Body):
             field="input",
         )
 
-    def sampling_fields(self) -> SamplingFields:
+    def sampling_fields(self, max_grammar_bytes: int) -> SamplingFields:
         return SamplingFields(
             max_tokens=self.max_output_tokens,
             max_tokens_field="max_output_tokens",
@@ -112,5 +112,7 @@ class ResponsesBody(_Body):
             logprobs=(self.top_logprobs or 0) if self.wants_logprobs else None,
             logprobs_field="top_logprobs",
             cache_salt=self.cache_salt,
-            grammar=grammar_of({"text.format": self.text.format if self.text else None}),
+            grammar=grammar_of(
+                {"text.format": self.text.format if self.text else None}, max_grammar_bytes
+            ),
         )

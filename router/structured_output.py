@@ -9,45 +9,47 @@ from collections.abc import Callable, Mapping, Sequence
 
 from pdserve.core.errors import InvalidRequestError
 from pdserve.core.request import Grammar, GrammarKind
+from pdserve.text.nesting import check_depth
 from router.duplicate_keys import parse_unique
 from router.validation import shown
 
 ANY_OBJECT = '{"type": "object"}'
 MAX_CHOICES, MAX_CHOICE_CHARS = 1000, 4096
+MAX_SHOWN_NAMES = 200
 FORMATS = ("text", "json_object", "json_schema")
 
 
-def grammar_of(fields: Mapping[str, object]) -> Grammar | None:
+def grammar_of(fields: Mapping[str, object], max_bytes: int) -> Grammar | None:
     """The one grammar among fields of ``PARSERS`` as they came; None and absent ask for none.
 
-    Raises InvalidRequestError naming the field that is wrong, or that comes beside another.
+    A JSON text of more than ``max_bytes`` is not parsed, which would hold up all others. Raises
+    InvalidRequestError naming the field that is wrong, or that comes beside another.
     """
     found: Grammar | None = None
     for field, value in fields.items():
-        grammar = None if value is None else PARSERS[field](field, value)
+        grammar = None if value is None else PARSERS[field](field, value, max_bytes)
         if grammar is not None and found is not None:
             raise InvalidRequestError(grammar.field, f"only one of it and {found.field} is allowed")
         found = grammar or found
     return found
 
 
-def json_schema_grammar(field: str, value: object) -> Grammar:
-    """A JSON schema: an object, or its text."""
+def json_schema(field: str, value: object, max_bytes: int) -> dict[str, object]:
+    """A JSON schema: an object, or its text. Raises InvalidRequestError naming the field."""
     if isinstance(value, str):
-        try:
-            value = parse_unique(field, value)
-        except (ValueError, RecursionError) as error:
-            raise InvalidRequestError(field, f"it is no JSON: {error}") from None
+        value = parse_unique(field, value, max_bytes)
+    check_depth(field, value)
     if not isinstance(value, dict):
         raise InvalidRequestError(field, f"got {shown(value)}, a JSON schema (an object) is wanted")
-    try:
-        text = json.dumps(value)
-    except RecursionError:
-        raise InvalidRequestError(field, "it is nested too deeply") from None
+    return value
+
+
+def _json_schema(field: str, value: object, max_bytes: int) -> Grammar:
+    text = json.dumps(json_schema(field, value, max_bytes))
     return Grammar(kind=GrammarKind.JSON_SCHEMA, text=text, field=field)
 
 
-def _response_format(field: str, value: object) -> Grammar | None:
+def _response_format(field: str, value: object, max_bytes: int) -> Grammar | None:
     match value:
         case {"type": "text"}:
             return None
@@ -55,7 +57,7 @@ def _response_format(field: str, value: object) -> Grammar | None:
             return Grammar(kind=GrammarKind.JSON_SCHEMA, text=ANY_OBJECT, field=field)
         case {"type": "json_schema", "json_schema": {"schema": schema, **rest}}:
             _check_rest(f"{field}.json_schema", {str(key): item for key, item in rest.items()})
-            return json_schema_grammar(f"{field}.json_schema.schema", schema)
+            return _json_schema(f"{field}.json_schema.schema", schema, max_bytes)
         case {"type": "json_schema"}:
             raise InvalidRequestError(f"{field}.json_schema.schema", "it is required")
         case {"type": kind}:
@@ -65,16 +67,16 @@ def _response_format(field: str, value: object) -> Grammar | None:
             raise InvalidRequestError(field, f"got {shown(value)}, an object with type is wanted")
 
 
-def _text_format(field: str, value: object) -> Grammar | None:
+def _text_format(field: str, value: object, max_bytes: int) -> Grammar | None:
     """/v1/responses has the schema beside the type."""
     match value:
         case {"type": "json_schema", "schema": schema, **rest}:
             _check_rest(field, {str(key): item for key, item in rest.items()})
-            return json_schema_grammar(f"{field}.schema", schema)
+            return _json_schema(f"{field}.schema", schema, max_bytes)
         case {"type": "json_schema"}:
             raise InvalidRequestError(f"{field}.schema", "it is required")
         case _:
-            return _response_format(field, value)
+            return _response_format(field, value, max_bytes)
 
 
 def _check_rest(field: str, rest: Mapping[str, object]) -> None:
@@ -89,7 +91,7 @@ def _check_rest(field: str, rest: Mapping[str, object]) -> None:
             raise InvalidRequestError(f"{field}.{name}", f"got {shown(value)}, {wanted} is wanted")
 
 
-def _structured_outputs(field: str, value: object) -> Grammar | None:
+def _structured_outputs(field: str, value: object, max_bytes: int) -> Grammar | None:
     """vLLM's name for all of them."""
     if not isinstance(value, dict):
         raise InvalidRequestError(field, f"got {shown(value)}, an object is wanted")
@@ -97,25 +99,26 @@ def _structured_outputs(field: str, value: object) -> Grammar | None:
     if not given:
         return None
     if len(given) > 1:
-        raise InvalidRequestError(field, f"only one of {', '.join(map(repr, given))} is allowed")
+        names = ", ".join(map(repr, given))[:MAX_SHOWN_NAMES]
+        raise InvalidRequestError(field, f"only one of {names} is allowed")
     ((name, item),) = given.items()
     if name not in _OUTPUTS:
         allowed = ", ".join(_OUTPUTS)
         raise InvalidRequestError(f"{field}.{name[:50]}", f"unknown; allowed are {allowed}")
-    return _OUTPUTS[name](f"{field}.{name}", item)
+    return _OUTPUTS[name](f"{field}.{name}", item, max_bytes)
 
 
-def _json_object(field: str, value: object) -> Grammar:
+def _json_object(field: str, value: object, max_bytes: int) -> Grammar:
     if value is not True:
         raise InvalidRequestError(field, f"got {shown(value)}, true or false is wanted")
     return Grammar(kind=GrammarKind.JSON_SCHEMA, text=ANY_OBJECT, field=field)
 
 
-def _regex(field: str, value: object) -> Grammar:
+def _regex(field: str, value: object, max_bytes: int) -> Grammar:
     return Grammar(kind=GrammarKind.REGEX, text=_text(field, value), field=field)
 
 
-def _ebnf(field: str, value: object) -> Grammar:
+def _ebnf(field: str, value: object, max_bytes: int) -> Grammar:
     return Grammar(kind=GrammarKind.EBNF, text=_text(field, value), field=field)
 
 
@@ -125,7 +128,7 @@ def _text(field: str, value: object) -> str:
     return value
 
 
-def _choice(field: str, value: object) -> Grammar:
+def _choice(field: str, value: object, max_bytes: int) -> Grammar:
     if value == []:
         raise InvalidRequestError(field, "it is empty, a list of texts is wanted")
     if not isinstance(value, Sequence) or isinstance(value, str):
@@ -145,25 +148,25 @@ def lark_choice(texts: Sequence[str]) -> str:
     return "start: " + " | ".join(json.dumps(text, ensure_ascii=False) for text in texts)
 
 
-_OUTPUTS: Mapping[str, Callable[[str, object], Grammar | None]] = {
-    "json": json_schema_grammar,
+_OUTPUTS: Mapping[str, Callable[[str, object, int], Grammar | None]] = {
+    "json": _json_schema,
     "json_object": _json_object,
     "regex": _regex,
     "choice": _choice,
     "grammar": _ebnf,
 }
-PARSERS: Mapping[str, Callable[[str, object], Grammar | None]] = {
+PARSERS: Mapping[str, Callable[[str, object, int], Grammar | None]] = {
     "response_format": _response_format,
     "text.format": _text_format,
     "structured_outputs": _structured_outputs,
     "json_object": _json_object,
     "grammar": _ebnf,
     "choice": _choice,
-    "guided_json": json_schema_grammar,
+    "guided_json": _json_schema,
     "guided_regex": _regex,
     "guided_choice": _choice,
     "guided_grammar": _ebnf,
-    "json_schema": json_schema_grammar,
+    "json_schema": _json_schema,
     "regex": _regex,
     "ebnf": _ebnf,
 }

@@ -3,17 +3,19 @@
 Pure. How the model writes calls is the model's business (``pdserve/text/tools.py``).
 """
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pdserve.core.errors import InvalidRequestError
+from pdserve.text.nesting import check_depth
 from pdserve.text.tools import Tool, ToolCall, ToolFormat
 from router.validation import shown
 
 MAX_TOOLS = 128
 MAX_CALLS = 128  # of one message
+MAX_PARAMETERS_BYTES = 1 << 20  # of all tools, where they are texts: parsing more holds up others
+MAX_ARGUMENTS_CHARS = 1 << 20  # of all calls in a conversation, likewise
 NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
 NO_PARAMETERS: Mapping[str, object] = {
     "type": "object",
@@ -78,6 +80,18 @@ def tool_calls(where: str, value: object) -> tuple[ToolCall, ...]:
     return tuple(_tool_call(f"{where}[{i}]", item) for i, item in enumerate(value))
 
 
+def check_arguments_len(where: str, num_chars: int) -> None:
+    """``num_chars``: of the arguments of all calls up to this one, before any is parsed. Raises
+    InvalidRequestError.
+    """
+    if num_chars > MAX_ARGUMENTS_CHARS:
+        problem = (
+            f"with it the conversation's calls have {num_chars} characters of arguments, "
+            f"at most {MAX_ARGUMENTS_CHARS} are allowed"
+        )
+        raise InvalidRequestError(where, problem)
+
+
 def _tool_call(where: str, value: object) -> ToolCall:
     match value:
         case {"id": str(call_id), "function": {"name": str(name), "arguments": str(arguments)}}:
@@ -131,15 +145,8 @@ def _tool(where: str, name: str, rest: Mapping[object, object]) -> Tool:
         raise InvalidRequestError(f"{where}.description", "a text is wanted")
     if parameters is not None and not isinstance(parameters, dict):
         raise InvalidRequestError(f"{where}.parameters", "a JSON schema (an object) is wanted")
-    _check_depth(f"{where}.parameters", parameters)
+    check_depth(f"{where}.parameters", parameters)
     return Tool(name=name, description=description, parameters=parameters or NO_PARAMETERS)
-
-
-def _check_depth(where: str, parameters: object) -> None:
-    try:
-        json.dumps(parameters)
-    except RecursionError:
-        raise InvalidRequestError(where, "it is nested too deeply") from None
 
 
 def _called(tools: tuple[Tool, ...], choice: object) -> tuple[Tool, ...] | None:

@@ -8,6 +8,7 @@ from pdserve.core.errors import InvalidRequestError
 from pdserve.core.request import Grammar, GrammarKind
 from router.structured_output import ANY_OBJECT, grammar_of
 
+MAX_BYTES = 1000
 SCHEMA = {"type": "object", "properties": {"b": {"type": "string"}, "a": {"type": "null"}}}
 JSON, REGEX = GrammarKind.JSON_SCHEMA, GrammarKind.REGEX
 LARK, EBNF = GrammarKind.LARK, GrammarKind.EBNF
@@ -51,7 +52,9 @@ NAMED = {"name": "n", "strict": True, "description": "d", "schema": SCHEMA}
     ],
 )
 def test_every_name_gives_its_grammar(field, value, kind, text, named):
-    assert grammar_of({"regex": None, field: value}) == Grammar(kind=kind, text=text, field=named)
+    assert grammar_of({"regex": None, field: value}, MAX_BYTES) == Grammar(
+        kind=kind, text=text, field=named
+    )
 
 
 @pytest.mark.parametrize(
@@ -65,16 +68,16 @@ def test_every_name_gives_its_grammar(field, value, kind, text, named):
     ],
 )
 def test_what_asks_for_nothing_gives_none(fields):
-    assert grammar_of(fields) is None
+    assert grammar_of(fields, MAX_BYTES) is None
 
 
 def test_two_are_one_too_many():
     with pytest.raises(InvalidRequestError, match="regex: only one of it and guided_choice"):
-        grammar_of({"guided_choice": ["a"], "regex": "a"})
+        grammar_of({"guided_choice": ["a"], "regex": "a"}, MAX_BYTES)
 
 
 @pytest.mark.parametrize("field", ["guided_json", "json_schema"])
 def test_a_key_that_comes_twice_in_a_schemas_text_is_refused_by_its_name(field):
     text = '{"type": "object", "properties": {"a": {"minimum": 1, "minimum": 2}}}'
     with pytest.raises(InvalidRequestError, match=f"{field}: 'minimum' is given twice in one obj"):
-        grammar_of({field: text})
+        grammar_of({field: text}, MAX_BYTES)
