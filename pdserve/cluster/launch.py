@@ -253,7 +253,5 @@ def _describe_model(planned: ResolvedCluster, model_dir: Path) -> str:
 def _describe_ray(config: ClusterConfig, hardware: Hardware) -> str:
     if config.ray.address == "local":
         return "private"
-    return (
-        f"{config.ray.address}: {hardware.num_hosts} hosts, {hardware.num_cpus:g} CPUs, "
-        f"{hardware.num_gpus:g} GPUs"
-    )
+    hosts = "1 host" if hardware.num_hosts == 1 else f"{hardware.num_hosts} hosts"
+    return f"{config.ray.address}: {hosts}, {hardware.num_cpus:g} CPUs, {hardware.num_gpus:g} GPUs"
