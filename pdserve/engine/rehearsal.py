@@ -4,7 +4,7 @@ For a rank that holds no sequence: they use the first slots and blocks and leave
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -54,26 +54,38 @@ def warm_up(config: EngineConfig, num_blocks: int) -> tuple[Batch, ...]:
     return tuple(batches)
 
 
-def largest_steps(config: EngineConfig) -> Rehearsal:
-    """As many prompt tokens as a step may hold, then a token of as many sequences."""
-    whole, rest = divmod(config.max_num_batched_tokens, config.max_model_len)
-    lengths = [config.max_model_len] * whole + ([rest] if rest else [])
+def largest_steps(config: EngineConfig, most_blocks: int) -> Rehearsal:
+    """As many prompt tokens as a step may hold, at their prompts' beginning and at the end of the
+    longest sequences that there can be; then some choices of as many sequences as there may be.
+
+    No cache has more than ``most_blocks``. What long sequences hold before their last chunk lies in
+    few blocks, again and again, so that no large cache is needed to measure them.
+    """
+    longest = min(config.max_model_len, most_blocks * config.block_size)
+    whole, rest = divmod(config.max_num_batched_tokens, longest)
+    lengths = [longest] * whole + ([rest] if rest else [])
     lengths = lengths[: config.max_num_seqs]
     ones = [1] * min(config.max_num_seqs, config.max_num_batched_tokens)
     prompts, prompt_blocks = _joined(config, lengths, SORTED)
     decodes, decode_blocks = _joined(config, ones, SORTED)
-    prompt_chunks = [_prompt(j.slot, n) for j, n in zip(prompts, lengths, strict=True)]
-    batches = (
-        Batch(step=0, joined=prompts, chunks=tuple(prompt_chunks)),
-        Batch(
-            step=1,
-            left=tuple(j.slot for j in prompts),
-            joined=decodes,
-            chunks=tuple(_prompt(j.slot, 1) for j in decodes),
-        ),
-        Batch(step=2, left=tuple(j.slot for j in decodes)),
+    num_blocks = max(prompt_blocks, decode_blocks)
+    num_long = config.layout.num_blocks_for(longest)
+    table = tuple(BlockId(i % num_blocks) for i in range(num_long))
+    ends = tuple(replace(j, prompt_len=longest, blocks=table) for j in prompts)
+    # As many rows as are sampled at once, also where a step has fewer chunks than there are slots.
+    num_choices = max(2, -(-config.max_num_seqs // len(ones)))
+    choices = tuple(replace(j, choices=tuple(range(num_choices))) for j in decodes)
+    steps = (
+        (prompts, tuple(_chunk(j.slot, 0, n) for j, n in zip(prompts, lengths, strict=True))),
+        (ends, tuple(_chunk(j.slot, longest - n, n) for j, n in zip(ends, lengths, strict=True))),
+        (choices, tuple(_chunk(j.slot, 0, 1, num_samples=num_choices) for j in choices)),
+        ((), ()),
     )
-    return Rehearsal(batches=batches, num_blocks=max(prompt_blocks, decode_blocks))
+    batches: list[Batch] = []
+    for number, (joined, chunks) in enumerate(steps):
+        left = tuple(j.slot for j in steps[number - 1][0]) if number else ()
+        batches.append(Batch(step=number, left=left, joined=joined, chunks=chunks))
+    return Rehearsal(batches=tuple(batches), num_blocks=num_blocks)
 
 
 def _prompt_and_decode(
@@ -151,5 +163,7 @@ def _joined(
     return tuple(joined), first
 
 
-def _prompt(slot: Slot, length: int) -> Chunk:
-    return Chunk(slot=slot, start=0, tokens=(0,) * length, new_blocks=(), num_samples=1)
+def _chunk(slot: Slot, start: int, length: int, *, num_samples: int = 1) -> Chunk:
+    return Chunk(
+        slot=slot, start=start, tokens=(0,) * length, new_blocks=(), num_samples=num_samples
+    )

@@ -10,7 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from pdserve.core.errors import RankError
+from pdserve.core.errors import ConfigError, RankError
 from pdserve.core.kv_layout import KvLayout
 from pdserve.engine.attention.interface import (
     AttentionMetadata,
@@ -106,9 +106,17 @@ class ModelRunner:
 
     def _fill_memory(self, utilization: float, group: TpGroup) -> None:
         """Open the largest cache beside which the largest steps still run."""
-        rehearsal = largest_steps(self.config)
+        most_blocks = num_blocks_that_fit(self.config, utilization, 0, group)
+        rehearsal = largest_steps(self.config, most_blocks)
         self._open_cache(rehearsal.num_blocks)
-        step_bytes = peak_bytes(self._device, lambda: self._rehearse(rehearsal.batches))
+        try:
+            step_bytes = peak_bytes(self._device, lambda: self._rehearse(rehearsal.batches))
+        except torch.OutOfMemoryError as error:
+            raise ConfigError(
+                f"max_num_batched_tokens: the memory does not hold a step of "
+                f"{self.config.max_num_batched_tokens} tokens at the end of a sequence of "
+                f"{self.config.max_model_len}; lower it or model.max_model_len: {error}"
+            ) from error
         self._open_cache(1)  # lets the other go
         self._open_cache(num_blocks_that_fit(self.config, utilization, step_bytes, group))
 
@@ -185,7 +193,7 @@ class ModelRunner:
         if not rows:
             return None
         if self._takes_likeliest(batch):
-            return SampledRows(self._rows_of(likeliest, rows), None)
+            return SampledRows(self._rows_of(likeliest, rows))
         return self._sample(batch, self._rows_of(logits, rows))
 
     def _forward(self, chunks: Sequence[Chunk], new: NewBlocks, shape: StepShape) -> Tensor | None:
@@ -258,10 +266,11 @@ class ModelRunner:
             rows.extend(
                 SampleRow(slot=chunk.slot, choice=choice, position=position) for choice in choices
             )
-        if len(rows) > len(sampling):
-            logits = logits[self._tensor(repeats)]
         masks = {mask.slot: mask.bits for mask in batch.masks}
-        sampled = self._sampler.sample(logits, rows, masks)
+        if len(rows) > len(sampling):
+            sampled = self._sampler.sample_repeated(logits, repeats, rows, masks)
+        else:
+            sampled = self._sampler.sample(logits, rows, masks)
         tokens = self._rows_of(sampled.tokens, first_rows)
         slots = self._tensor([chunk.slot for chunk in sampling])
         self._slots.keep_last_tokens(slots, tokens)

@@ -35,20 +35,24 @@ class SampleRow:
 
 
 class SampledRows:
-    """The tokens of one step, on the device until asked for: ``tokens`` is int64 ``[R]``."""
+    """The tokens of one step, on the device until asked for: ``tokens`` is int64 ``[R]``.
 
-    def __init__(self, tokens: Tensor, logprobs: RowLogprobs | None) -> None:
+    Each of ``logprobs`` comes with the row that it counts from.
+    """
+
+    def __init__(self, tokens: Tensor, logprobs: Sequence[tuple[int, RowLogprobs]] = ()) -> None:
         self.tokens = tokens
         self._logprobs = logprobs
 
     @property
     def has_logprobs(self) -> bool:
         """True if any row has log-probabilities."""
-        return self._logprobs is not None
+        return bool(self._logprobs)
 
     def logprobs(self, row: int) -> TokenLogprobs | None:
         """A row's log-probabilities, None where its slot asked for none. Waits for the device."""
-        return None if self._logprobs is None else self._logprobs.of(row)
+        found = (logprobs.of(row - first) for first, logprobs in self._logprobs)
+        return next((each for each in found if each is not None), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,6 +141,28 @@ class Sampler:
         """
         return self._plain.issuperset(slots)
 
+    def sample_repeated(
+        self,
+        logits: Tensor,
+        repeats: Sequence[int],
+        rows: Sequence[SampleRow],
+        masks: Mapping[Slot, bytes] | None = None,
+    ) -> SampledRows:
+        """As ``sample``, of ``logits[repeats]``: several choices sample from one row of ``[L, V]``.
+
+        Never more than ``max_num_seqs`` rows at a time, the most that memory was measured for.
+        """
+        tokens, logprobs = [], []
+        for first in range(0, len(rows), self._max_num_seqs):
+            part = slice(first, first + self._max_num_seqs)
+            # Without a name: the logits of one part are gone before the next one's are copied.
+            sampled, told = self._sample(
+                logits[self._tensor(repeats[part], torch.int64)], rows[part], masks
+            )
+            tokens.append(sampled)
+            logprobs += [] if told is None else [(first, told)]
+        return SampledRows(torch.cat(tokens), logprobs)
+
     def sample(
         self,
         logits: Tensor,
@@ -147,6 +173,12 @@ class Sampler:
 
         ``masks`` say which tokens slots may sample, a bit for each; they heed ``min_tokens`` too.
         """
+        tokens, told = self._sample(logits, rows, masks)
+        return SampledRows(tokens, [] if told is None else [(0, told)])
+
+    def _sample(
+        self, logits: Tensor, rows: Sequence[SampleRow], masks: Mapping[Slot, bytes] | None
+    ) -> tuple[Tensor, RowLogprobs | None]:
         expected = (len(rows), self._vocab_size)
         if logits.shape != expected:
             raise ValueError(f"logits: expected shape {expected}, got {tuple(logits.shape)}")
@@ -158,7 +190,7 @@ class Sampler:
         tokens = self._choose(logits, lines)
         self._count(lines, tokens)
         wanted = wanted_logprobs([line.state.sampling.logprobs for line in lines])
-        return SampledRows(tokens, RowLogprobs(logits, tokens, wanted) if wanted else None)
+        return tokens, RowLogprobs(logits, tokens, wanted) if wanted else None
 
     def _choose(self, logits: Tensor, lines: Sequence[_Line]) -> Tensor:
         drawn = [line for line in lines if not line.state.is_greedy]

@@ -2,7 +2,7 @@
 
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -127,6 +127,23 @@ def test_a_fork_shares_full_blocks_and_copies_the_last(
         )
         assert tokens_of(runner, alone) == [sampled]
         runner.launch(Batch(step=1, left=(Slot(0),)))
+
+
+def test_a_prompt_may_have_more_choices_than_there_are_slots(runner: ModelRunner) -> None:
+    choices = range(2 * runner.config.max_num_seqs + 3)
+    sampling = replace(GREEDY, temperature=1.0, seed=6)
+
+    def first_tokens(choices: Sequence[int]) -> tuple[int, ...]:
+        batch = Batch(
+            step=0,
+            joined=(joined(0, [0, 1, 2], 33, choices=tuple(choices), sampling=sampling),),
+            chunks=(chunk(0, 0, PROMPTS[0], num_samples=len(choices)),),
+        )
+        (tokens,) = tokens_of(runner, batch)
+        runner.launch(Batch(step=1, left=(Slot(0),)))
+        return tokens
+
+    assert first_tokens(choices) == sum(map(first_tokens, ([choice] for choice in choices)), ())
 
 
 def test_noise_is_that_of_the_request_wherever_it_is_batched(runner: ModelRunner) -> None:
