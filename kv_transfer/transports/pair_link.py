@@ -8,6 +8,8 @@
 A receive is posted only on the sender's word, which it gives when it has its turn: one that is
 posted for a dead sender spins on a GPU for ever, and ranks that send to each other and to third
 ones would wait in a circle. Room for payloads there always is: a sender has few frames unanswered.
+So on GPUs a sender that stops in a frame holds its receiver's turn, and who sends to that receiver
+waits, with its own turn, until the receiver gives the stopped one up.
 
 No global world: the rank that dialled hosts a store, its address travels over the stream. Each pair
 has one thread that posts and waits; the endpoint's thread watches the deadline and aborts. An

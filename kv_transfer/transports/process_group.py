@@ -4,7 +4,9 @@ nccl: the environment of the process must hold TORCH_NCCL_ASYNC_ERROR_HANDLING=0
 torch's heartbeat monitor off, or its watchdog ends the process when a peer dies.
 """
 
+from dataclasses import replace
 from datetime import timedelta
+from threading import Lock
 from typing import Any, Protocol
 
 import torch
@@ -12,7 +14,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
 from kv_transfer.transports.pair_link import PairLink
-from kv_transfer.transports.transport import LinkSetting, Stream
+from kv_transfer.transports.transport import LinkSetting, Stream, Turns
 
 
 class _TorchGroup(Protocol):
@@ -70,8 +72,11 @@ class NcclGroup:
 
 
 def gloo_link(stream: Stream, setting: LinkSetting) -> PairLink:
-    """Payloads through host memory."""
-    return PairLink(stream, setting, _GlooGroup, torch.device("cpu"))
+    """Payloads through host memory. No call spins beside others: none waits for another link's
+    turn, which a rank that stops in a frame would keep.
+    """
+    alone = replace(setting, turns=Turns(Lock(), Lock()))
+    return PairLink(stream, alone, _GlooGroup, torch.device("cpu"))
 
 
 def nccl_link(stream: Stream, setting: LinkSetting) -> PairLink:

@@ -6,6 +6,7 @@ import pytest
 
 from kv_transfer.commands import (
     CancelReceive,
+    CancelSend,
     ClosePeer,
     ConnectPeer,
     EndpointFailed,
@@ -14,6 +15,7 @@ from kv_transfer.commands import (
     HandoffSent,
     PeerLost,
     ReceiveDrained,
+    SendDrained,
 )
 from kv_transfer.reasons import MAX_REASON_LEN, failed, lost
 from pdserve.core.errors import LinkDownError
@@ -114,6 +116,19 @@ def test_a_sender_that_can_not_lend_says_so_and_leaves_no_file(depth: int, tmp_p
         (gone,) = sender.wait(PeerLost)
         assert str(directory) in gone.reason
         assert not list(directory.glob("*"))
+
+
+def test_files_of_links_lie_in_their_ranks_directory_until_the_links_are_up(tmp_path: Path) -> None:
+    """What a sender that is killed meanwhile leaves is swept with what its node leaves."""
+    with lending_in_process(), open_world(CUDA_IPC) as world:
+        sender, receiver = world.node("p", directory=tmp_path), world.node("d")
+        sender.tell(ConnectPeer(peer=receiver.peer))
+        sender.tell(CancelSend(handoff=handoff("none")))
+        sender.wait(SendDrained)  # the commands before are done
+        names = sorted(path.name for path in tmp_path.iterdir())
+        assert [name.removeprefix(names[0]) for name in names] == ["", ".line"]
+        connect(sender, receiver)
+        assert not list(tmp_path.iterdir())
 
 
 # ---- copies that can not be waited for

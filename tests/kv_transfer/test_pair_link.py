@@ -1,6 +1,7 @@
 """The link whose payloads go through a process group: its order of words, and calls that hang."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from queue import SimpleQueue
 from threading import Lock
 
@@ -37,7 +38,7 @@ PAYLOAD = np.arange(8 << 20, dtype=np.uint8)  # more than sockets take before so
 class End:
     """One end of the link, its queue pumped by the test."""
 
-    def __init__(self, clock: FakeClock) -> None:
+    def __init__(self, clock: FakeClock, turns: Turns) -> None:
         self.events: StreamEvents = SimpleQueue()
         self.setting = LinkSetting(
             events=self.events,
@@ -45,7 +46,7 @@ class End:
             host="127.0.0.1",
             timeout_s=10.0,
             kv=torch.empty(0),
-            turns=Turns(Lock(), Lock()),
+            turns=turns,
         )
         self.link: PairLink
 
@@ -63,17 +64,31 @@ class End:
 
 @pytest.fixture
 def ends() -> Iterator[tuple[FakeClock, End, End]]:
-    clock, network = FakeClock(), LoopbackNetwork()
-    dialled, accepted = End(clock), End(clock)
+    clock = FakeClock()
+    with linked(clock, some_turns(), some_turns()) as (dialled, accepted):
+        yield clock, dialled, accepted
+
+
+@contextmanager
+def linked(clock: FakeClock, sending: Turns, receiving: Turns) -> Iterator[tuple[End, End]]:
+    """A link between two ranks; ends with the same turns are the same rank's."""
+    network = LoopbackNetwork()
+    dialled, accepted = End(clock, sending), End(clock, receiving)
     wires = network.open(dialled.events), network.open(accepted.events)
     stream = wires[0].connect(wires[1].address)
     opened = accepted.events.get()
     assert isinstance(opened, Opened)
     dialled.link = gloo_link(stream, dialled.setting)
     accepted.link = gloo_link(opened.stream, accepted.setting)
-    yield clock, dialled, accepted
-    dialled.link.close()
-    accepted.link.close()
+    try:
+        yield dialled, accepted
+    finally:
+        dialled.link.close()
+        accepted.link.close()
+
+
+def some_turns() -> Turns:
+    return Turns(Lock(), Lock())
 
 
 def holds(message: Message, payload: Bytes) -> bool:
@@ -138,6 +153,25 @@ def test_a_receive_whose_sender_closes_ends_by_name(ends: tuple[FakeClock, End, 
     while not isinstance(event := receiver.events.get(timeout=20), Closed):
         pass
     assert isinstance(event.error, LinkDownError)
+
+
+def test_a_sender_that_stops_in_a_frame_keeps_no_other_link_waiting() -> None:
+    clock = FakeClock()
+    p2, d1 = some_turns(), some_turns()
+    with (
+        linked(clock, some_turns(), d1) as (stopped, waiting),
+        linked(clock, p2, d1) as (to_d1, at_d1),
+        linked(clock, p2, some_turns()) as (to_d2, at_d2),
+    ):
+        for sender, receiver in ((stopped, waiting), (to_d1, at_d1), (to_d2, at_d2)):
+            meet(sender, receiver)
+        waiting.hear(Warm(), Announced(1, len(PAYLOAD)))  # and nothing comes
+        for sender in (to_d1, to_d2):
+            sender.link.send(Message(Warm(), PAYLOAD))
+        for receiver in (at_d2, at_d1):
+            while (message := receiver.take()) is None:
+                pass
+            assert holds(message, PAYLOAD)
 
 
 @pytest.mark.parametrize(
