@@ -19,7 +19,7 @@ from pdserve.rpc.tls import public_credentials
 from pdserve.rpc.v1 import inference_pb2 as pb
 from pdserve.rpc.v1 import inference_pb2_grpc
 from router.generation import Delta, Generation, GenerationRequest
-from router.grpc_access import RequireKey, authorization_of, traceparent_of
+from router.grpc_access import PUBLIC, RequireKey, authorization_of, traceparent_of
 from router.grpc_calls import GrpcAnswer
 from router.grpc_decoding import ReadOneMessage, fail
 from router.grpc_health import Health
@@ -31,7 +31,7 @@ from router.grpc_messages import (
     prompt_of,
     request_fields,
 )
-from router.grpc_shares import BoundShares
+from router.grpc_shares import BoundCalls
 from router.http_labels import clean_label
 from router.intake import Conversation
 from router.service import Service, version
@@ -65,14 +65,10 @@ async def start_grpc_server(service: Service) -> PublicGrpcServer:
     interceptors = [
         BoundMetadata(limits.max_headers),
         RequireKey(service.callers),
-        BoundShares(SERVICE_NAME, max_calls=limits.max_grpc_calls),
+        BoundCalls(own=f"/{SERVICE_NAME}/", public=PUBLIC, max_calls=limits.max_grpc_calls),
         ReadOneMessage(timeout_s=limits.body_timeout_s),
     ]
-    server = grpc.aio.server(
-        interceptors=interceptors,
-        options=public_options(limits),
-        maximum_concurrent_rpcs=limits.max_grpc_calls,
-    )
+    server = grpc.aio.server(interceptors=interceptors, options=public_options(limits))
     health_servicer = Health(["", SERVICE_NAME])
     inference_pb2_grpc.add_InferenceServicer_to_server(_Inference(service), server)
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)

@@ -1,6 +1,7 @@
 """What a stranger may send over gRPC: sizes, and messages that do not come."""
 
 import asyncio
+from contextlib import AsyncExitStack
 from typing import Any
 
 import grpc
@@ -12,9 +13,10 @@ from grpc_reflection.v1alpha import reflection_pb2
 from pdserve.core.config import LimitsConfig
 from pdserve.rpc.v1 import inference_pb2 as pb
 from pdserve.rpc.v1 import inference_pb2_grpc
-from router.grpc_shares import SHARE
+from router.grpc_shares import MAX_CHECKS_OF_CONNECTION, SHARE
 from tests.router.conftest import WAIT_S, World, WorldMaker, until
 from tests.router.fake_nodes import silent
+from tests.security.http2 import taking_nothing
 from tests.security.keys import ALICE, KEYS, TOKEN, metadata
 from tests.security.raw import say
 
@@ -180,7 +182,7 @@ async def test_streams_of_other_services_have_a_share_and_no_more(
             assert await call.read()
         code, details = await status_of(stream(messages(), metadata=metadata(ALICE)).read())
         assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert details == f"{method}: at most {SHARE} such calls are allowed at once"
+        assert details == f"at most {SHARE} calls are allowed of {method} at once"
         await everything_is_served(closed)
         calls.pop().cancel()
         async with asyncio.timeout(WAIT_S):
@@ -198,15 +200,42 @@ async def is_let_in(call: Any) -> bool:
 
 
 async def test_health_checks_whose_message_does_not_come_keep_nobody_out(closed: World) -> None:
-    async with grpc.aio.insecure_channel(closed.router.grpc_address) as channel:
-        check: Any = channel.stream_unary(f"{HEALTH}/Check")
-        calls = [check(never()) for _ in range(2 * SHARE)]
+    async with AsyncExitStack() as stack:
+        calls: list[Any] = []
+        for _ in range(2 * SHARE // MAX_CHECKS_OF_CONNECTION):
+            channel = grpc.aio.insecure_channel(closed.router.grpc_address, OTHER)
+            check: Any = (await stack.enter_async_context(channel)).stream_unary(f"{HEALTH}/Check")
+            calls += [check(never()) for _ in range(MAX_CHECKS_OF_CONNECTION)]
         await until(lambda: sum(call.done() for call in calls) == SHARE)
         await everything_is_served(closed)
         code, details = await status_of(next(call for call in calls if call.done()))
         assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert details == f"{HEALTH}/Check: at most {SHARE} such calls are allowed at once"
+        assert details == f"{HEALTH}/Check: more than {SHARE} calls wait for their messages"
         assert not all(call.done() for call in calls)
+
+
+async def test_calls_whose_client_takes_no_answer_keep_nobody_out(bounded: World) -> None:
+    """Its window is 0, so what it is answered is never sent and none of its calls is ever over."""
+    async with AsyncExitStack() as stack:
+        for _ in range(3):
+            client = await stack.enter_async_context(taking_nothing(bounded.router.grpc_address))
+            for _ in range(LIMITS.max_grpc_calls):
+                await client.call(f"{HEALTH}/Check")
+            await client.until_answered(LIMITS.max_grpc_calls)
+        async with grpc.aio.insecure_channel(bounded.router.grpc_address, OTHER) as channel:
+            stub: Any = inference_pb2_grpc.InferenceStub(channel)
+            assert (await stub.Tokenize(pb.TokenizeRequest(text="x"))).token_ids
+            health: Any = health_pb2_grpc.HealthStub(channel)
+            assert (await health.Check(health_pb2.HealthCheckRequest())).status
+
+
+async def test_of_one_connection_few_health_checks_are_not_over(closed: World) -> None:
+    async with taking_nothing(closed.router.grpc_address) as client:
+        for _ in range(MAX_CHECKS_OF_CONNECTION + 5):
+            await client.call(f"{HEALTH}/Check")
+        await client.until_answered(MAX_CHECKS_OF_CONNECTION + 5)
+        assert client.num_over == 5
+        await everything_is_served(closed)
 
 
 async def test_where_few_calls_are_allowed_most_are_for_our_own_service(bounded: World) -> None:
