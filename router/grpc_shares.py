@@ -29,8 +29,8 @@ Bounds = dict[str, tuple[int, str]]  # what is counted -> how many are allowed, 
 
 
 class BoundCalls(grpc.aio.ServerInterceptor):
-    """Answers RESOURCE_EXHAUSTED beyond a bound, before the message is read. Methods that begin with
-    ``own`` are our own, those with ``public`` are health checks.
+    """Answers RESOURCE_EXHAUSTED beyond a bound, before the message is read. ``own``: how our own
+    methods begin; ``public``: how health checks do.
 
     Stands around ``ReadOneMessage``, so that each handler that it sees takes a stream.
     """
