@@ -2,7 +2,7 @@
 recurse.
 """
 
-from collections.abc import Iterable, Mapping
+from typing import TypeAlias
 
 from pdserve.core.errors import InvalidRequestError
 
@@ -10,23 +10,25 @@ from pdserve.core.errors import InvalidRequestError
 # and tools are written as JSON, about 900.
 MAX_DEPTH = 120
 TOO_DEEP = "it is nested too deeply"
+_CONTAINERS = frozenset({dict, list})  # what JSON is parsed to
+
+Container: TypeAlias = "dict[str, object] | list[object]"
 
 
 def check_depth(field: str, value: object) -> None:
     """Raise InvalidRequestError naming the field where parsed JSON is nested deeper."""
-    level = _containers([value])
+    level = _containers_in([value])
     for _ in range(MAX_DEPTH):
         if not level:
             return
-        level = _containers(
-            item
-            for container in level
-            for item in (container.values() if isinstance(container, Mapping) else container)
-        )
+        level = [inner for container in level for inner in _containers_in(container)]
     if level:
         problem = f"{TOO_DEEP}, at most {MAX_DEPTH} lists and objects in one another are allowed"
         raise InvalidRequestError(field, problem)
 
 
-def _containers(values: Iterable[object]) -> list[Mapping[object, object] | list[object]]:
-    return [value for value in values if isinstance(value, Mapping | list)]
+def _containers_in(container: Container) -> list[Container]:
+    values = container.values() if isinstance(container, dict) else container
+    if _CONTAINERS.isdisjoint(map(type, values)):  # quick: most lists have none
+        return []
+    return [value for value in values if isinstance(value, (dict, list))]
