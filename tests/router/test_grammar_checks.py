@@ -14,7 +14,7 @@ import pytest_asyncio
 
 from pdserve.cluster.open_files import allow_open_files
 from pdserve.core.config import LimitsConfig
-from pdserve.core.errors import InvalidRequestError, OverloadedError
+from pdserve.core.errors import InvalidRequestError, OverloadedError, ShuttingDownError
 from pdserve.core.model_spec import read_model_spec
 from pdserve.core.request import Grammar, GrammarKind
 from router.grammar_checks import MAX_WAITING, GrammarChecks
@@ -209,6 +209,18 @@ async def test_a_grammar_for_which_there_is_no_memory_is_refused_and_that_is_kep
         await checks.check(schema('{"const": "small too"}'))
     finally:
         checks.close()
+
+
+async def test_closing_ends_what_is_compiled_and_starts_nothing_more(model_dir: Path) -> None:
+    limits = LimitsConfig(grammar_timeout_s=60.0)
+    checks = GrammarChecks(model_dir, read_model_spec(model_dir), limits)
+    await checks.check(schema('{"type": "null"}'))
+    asking = asyncio.create_task(checks.check(schema(HOURS)))
+    await asyncio.sleep(0.1)  # it compiles, or is about to
+    checks.close()
+    with pytest.raises(ShuttingDownError):
+        await asking
+    assert checks._process is None
 
 
 async def test_very_many_new_grammars_at_once_are_told_to_come_later(checks):

@@ -81,3 +81,23 @@ def test_a_key_that_comes_twice_in_a_schemas_text_is_refused_by_its_name(field):
     text = '{"type": "object", "properties": {"a": {"minimum": 1, "minimum": 2}}}'
     with pytest.raises(InvalidRequestError, match=f"{field}: 'minimum' is given twice in one obj"):
         grammar_of({field: text}, MAX_BYTES)
+
+
+def test_of_very_many_outputs_few_are_named_in_the_refusal():
+    outputs = {f"name {i}": 1 for i in range(10_000)}
+    with pytest.raises(InvalidRequestError, match="only one of 'name 0', 'name 1'") as raised:
+        grammar_of({"structured_outputs": outputs}, MAX_BYTES)
+    assert len(str(raised.value)) < 300
+
+
+@pytest.mark.parametrize("size", [MAX_BYTES, MAX_BYTES + 1])
+@pytest.mark.parametrize("letter", ["a", "é", "😀"])
+def test_a_schemas_text_is_measured_in_bytes(size, letter):
+    """As grammars are; what is too long is not parsed, so nobody sees what is wrong with it."""
+    text = f'{{"title": "{letter * 100}"}}'
+    text += " " * (size - len(text.encode()))
+    if size == MAX_BYTES:
+        assert grammar_of({"guided_json": text}, MAX_BYTES) is not None
+        return
+    with pytest.raises(InvalidRequestError, match=f"^guided_json: got {size} bytes, at most 1000 "):
+        grammar_of({"guided_json": text[:-1] + "]"}, MAX_BYTES)
