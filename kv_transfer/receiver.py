@@ -109,9 +109,9 @@ class Receiver:
             if part.receiver_rank == self._local.rank
         }
         unit = exchange_unit(peer.layout, layout)
+        self._peers[peer.peer_id] = _Peer(peer, unit, slices)  # it is lost by name, whatever fails
         if peer.layout.block_size != layout.block_size:
             self._local.pieces.warm_up(unit)
-        self._peers[peer.peer_id] = _Peer(peer, unit, slices)
         self._welcome(peer.peer_id)
 
     def close_peer(self, peer_id: str, error: PdserveError) -> None:

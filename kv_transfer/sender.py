@@ -178,11 +178,11 @@ class Sender:
                 theirs=len(peer.addresses),
                 cure="every rank of the peer needs an address",
             )
-        make_link = load_link(peer.transport)
         dialled = _Peer(peer, exchange_unit(local.layout, peer.layout))
+        self._peers[peer.peer_id] = dialled  # from here on it is lost by name, whatever fails
+        make_link = load_link(peer.transport)
         if peer.layout.block_size != local.layout.block_size:
             local.pieces.warm_up(dialled.unit)
-        self._peers[peer.peer_id] = dialled
         for part in head_slices(local.layout, peer.layout):
             if part.sender_rank == local.rank:
                 self._dial_rank(dialled, part, make_link)

@@ -81,7 +81,7 @@ def _one_link(stream: Stream, setting: LinkSetting, error: Exception) -> InlineL
 
 
 class Stuck:
-    """Pieces. The next ``num_failures`` waits for a copy fail."""
+    """Pieces. The next ``num_failures`` calls to warm up or to wait for a copy fail."""
 
     def __init__(self, pieces: Pieces) -> None:
         self.num_blocks = pieces.num_blocks
@@ -90,6 +90,9 @@ class Stuck:
         self._pieces = pieces
 
     def warm_up(self, unit: int) -> None:
+        if self.num_failures:
+            self.num_failures -= 1
+            raise RuntimeError("CUDA out of memory")
         self._pieces.warm_up(unit)
 
     def blank(self, num_bytes: int) -> Payload:

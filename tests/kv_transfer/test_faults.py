@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from kv_transfer.commands import (
+    AcceptPeer,
     CancelReceive,
     CancelSend,
     ClosePeer,
@@ -102,6 +103,21 @@ def test_a_peer_to_which_not_all_links_can_be_made_takes_no_other_along(tmp_path
         sender.tell(ConnectPeer(peer=world.node("d2", layout(), directory=tmp_path).peer))
         assert sender.wait(PeerLost)[0].peer_id == "d2"
         move(sender, good, "a")
+
+
+def test_a_peer_for_which_nothing_can_be_got_ready_is_lost_by_name_and_can_come_again() -> None:
+    with open_world(LOOPBACK) as world:
+        sender, receiver = world.node("p", layout(block_size=8)), world.node("d")
+        for node in (sender, receiver):
+            stick(node.endpoints[0]).num_failures = 1
+        sender.tell(ConnectPeer(peer=receiver.peer))
+        receiver.tell(AcceptPeer(peer=sender.peer))
+        for node, peer_id in ((sender, "d"), (receiver, "p")):
+            (gone,) = node.wait(PeerLost)
+            assert gone.peer_id == peer_id
+            assert "out of memory" in gone.reason
+        receiver.tell(ClosePeer(peer_id="p"))
+        connect(sender, receiver)
 
 
 @pytest.mark.parametrize("depth", [0, 20])
