@@ -3,8 +3,13 @@
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from pdserve.models.fetch import fetch
+
+# Machines are busy: no example fails for the time that it takes.
+settings.register_profile("pdserve", deadline=None)
+settings.load_profile("pdserve")
 
 SMALL_MODEL = "smollm2-135m-instruct"
 
