@@ -41,14 +41,14 @@ class ChoiceStopped:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Aborted:
-    """Event: somebody asked for the end; the client gets what there is."""
+    """Event: somebody asked for the end, or nobody reads it; the client gets what there is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """Event: the request cannot go on, or (``error`` None) nobody wants it any more."""
+    """Event: the request cannot go on."""
 
-    error: PdserveError | None
+    error: PdserveError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -188,9 +188,9 @@ def test_an_abort_ends_every_choice_that_still_runs() -> None:
     assert request.over
 
 
-def test_a_client_that_left_gets_nothing_more() -> None:
-    request = delivery()
-    assert request.on(Ended(error=None)) == [EndLeg(attempt=0, abort=True)]
+def test_a_client_whose_request_has_ended_gets_nothing_more() -> None:
+    request, error = delivery(), NodeLostError("gone")
+    assert request.on(Ended(error=error)) == [EndLeg(attempt=0, abort=True), Fail(error=error)]
     assert request.on(output(0)) == []
     assert request.on(Aborted()) == []
 
@@ -282,6 +282,6 @@ def test_whatever_happens_no_token_comes_twice_and_none_is_missing(
             assert got == list(range(len(got)))
             assert len(got) <= nodes.max_tokens
         assert nodes.request.over == (not nodes.live)
-    nodes.carry_out(nodes.request.on(Ended(error=None)))
+    nodes.carry_out(nodes.request.on(Aborted()))
     assert not nodes.live
     assert nodes.request.over
