@@ -129,7 +129,7 @@ async def test_a_stop_string_ends_the_answer_and_the_work(world: World) -> None:
     await until(lambda: world.decode[0].aborted == [world.decode[0].submitted[0].key])
 
 
-async def test_a_stop_string_ends_its_choice_on_the_node_and_lets_the_others_go_on(world: World) -> None:
+async def test_a_stop_string_ends_its_choice_alone_also_on_the_node(world: World) -> None:
     async def behave(node: FakeDecodeNode, session: FakeSession, request: Request) -> None:
         fox = world.decode[0].answer_ids
         session.say(request, 0, 0, fox[:-1])
