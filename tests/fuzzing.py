@@ -11,6 +11,5 @@ def inputs(few: int) -> settings:
     """Settings of a test that generates ``few`` inputs where nobody asks for more."""
     return settings(
         max_examples=few * FACTOR,
-        deadline=None,
         suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
     )

@@ -31,7 +31,7 @@ def test_samples_without_noise_give_back_every_prediction(a: float, b: float, c:
         assert seconds(*found, x, y) == pytest.approx(seconds(a, b, c, x, y), rel=1e-3)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(A, B, C, st.integers(0, 2**32))
 def test_noise_and_outliers_leave_predictions_near(a: float, b: float, c: float, seed: int) -> None:
     fit, dice = CostFit(), random.Random(seed)

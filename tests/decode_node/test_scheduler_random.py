@@ -168,7 +168,6 @@ class DecodeMachine(RuleBasedStateMachine):
 QUICK = settings(
     max_examples=120,
     stateful_step_count=40,
-    deadline=None,
     print_blob=False,
     suppress_health_check=list(HealthCheck),
 )

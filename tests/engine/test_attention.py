@@ -151,7 +151,7 @@ def attend(backend: AttentionBackend, step: Step, kernels: Kernels | None = None
 
 @pytest.mark.parametrize("name", ON_CPU)
 @given(case=cases())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_any_mix_of_chunks_is_dense_attention(name: str, case: Case) -> None:
     step = Step(case)
     found = attend(make_backend(name, step.kv, case.heads, CPU), step)
@@ -160,7 +160,7 @@ def test_any_mix_of_chunks_is_dense_attention(name: str, case: Case) -> None:
 
 
 @given(case=cases())
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_backends_write_the_same_cache(case: Case) -> None:
     steps = [Step(case) for _ in ON_CPU]
     for name, step in zip(ON_CPU, steps, strict=True):

@@ -199,7 +199,6 @@ TestAnyOrder = PoolMachine.TestCase
 TestAnyOrder.settings = settings(
     max_examples=100,
     stateful_step_count=40,
-    deadline=None,
     print_blob=False,
     suppress_health_check=list(HealthCheck),
 )

@@ -186,7 +186,6 @@ TestAnyOrder = LedgerMachine.TestCase
 TestAnyOrder.settings = settings(
     max_examples=120,
     stateful_step_count=40,
-    deadline=None,
     print_blob=False,
     suppress_health_check=list(HealthCheck),
 )

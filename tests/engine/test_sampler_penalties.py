@@ -48,7 +48,7 @@ tokens_strategy = st.lists(st.integers(0, VOCAB - 1), max_size=20)
     ),
     seed=st.integers(0, 1000),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_penalties_are_those_of_a_plain_loop_over_the_history(members, seed):
     penalties = Penalties(VOCAB, CPU)
     slots = [Slot(3 * i) for i in range(len(members))]

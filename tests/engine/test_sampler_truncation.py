@@ -62,7 +62,7 @@ sampling_strategy = st.builds(
     samplings=st.lists(sampling_strategy, min_size=1, max_size=4),
     seed=st.integers(0, 2**63 - 1),
 )
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=250)
 def test_the_token_drawn_is_the_winner_among_those_a_sort_would_keep(logits, samplings, seed):
     values = torch.tensor(logits)
     rows = [samplings[position % len(samplings)] for position in range(NUM_POSITIONS)]
@@ -99,7 +99,7 @@ def test_settling_and_sorting_agree_over_a_real_vocabulary(top_p, scale, dtype):
         max_size=6,
     )
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_top_k_keeps_exactly_k_and_the_lowest_ids_of_equals(rows):
     logits = torch.tensor([values for values, _ in rows])
     top_k = torch.tensor([k for _, k in rows])

@@ -51,7 +51,7 @@ def cases(draw: st.DrawFn) -> Case:
 
 
 @given(case=cases())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_any_mix_of_chunks_is_dense_attention_and_sdpa(case: Case) -> None:
     ours, oracle = (Step(case, GPU, unwritten=POISON) for _ in range(2))
     found = attend(flash_attention(ours), ours, fused())
@@ -151,7 +151,7 @@ def decode_cases(draw: st.DrawFn) -> Case:
 
 
 @given(case=decode_cases())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_decode_steps_in_triton_are_dense_attention_and_sdpa(case: Case) -> None:
     ours, oracle = (Step(case, GPU) for _ in range(2))
     found = attend(triton_attention(ours), ours, fused())

@@ -60,7 +60,7 @@ def on_both(kv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @given(drawn=layouts(), data=st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_pieces_go_out_and_in_as_in_host_memory(
     drawn: tuple[KvLayout, int], data: st.DataObject
 ) -> None:
@@ -78,7 +78,7 @@ def test_pieces_go_out_and_in_as_in_host_memory(
 
 
 @given(drawn=layouts(), data=st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_lent_pieces_of_other_blocks_are_copied_as_in_host_memory(
     drawn: tuple[KvLayout, int], data: st.DataObject
 ) -> None:
@@ -114,7 +114,7 @@ def test_lent_pieces_of_other_blocks_are_copied_as_in_host_memory(
     is_in_order=st.booleans(),
     count=st.integers(1, 100),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_whole_blocks_come_by_the_copy_engines_neighbours_in_one_go(
     data: st.DataObject, padding: int, is_in_order: bool, count: int
 ) -> None:

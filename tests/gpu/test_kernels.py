@@ -36,7 +36,7 @@ def assert_close(found: Tensor, expected: Tensor) -> None:
 
 
 @given(rows=ROWS, size=SIZES, dtype=DTYPES, seed=st.integers(0, 99))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_norm_after_adding(rows: int, size: int, dtype: torch.dtype, seed: int) -> None:
     x, residual = random(seed, rows, size, dtype=dtype), random(seed + 1, rows, size, dtype=dtype)
     weight = random(seed + 2, size, dtype=dtype)
@@ -47,7 +47,7 @@ def test_norm_after_adding(rows: int, size: int, dtype: torch.dtype, seed: int) 
 
 
 @given(rows=ROWS, heads=st.integers(1, 9), size=SIZES, dtype=DTYPES, seed=st.integers(0, 99))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_norm_of_rows_and_of_heads_inside_wider_rows(
     rows: int, heads: int, size: int, dtype: torch.dtype, seed: int
 ) -> None:
@@ -58,7 +58,7 @@ def test_norm_of_rows_and_of_heads_inside_wider_rows(
 
 
 @given(rows=ROWS, size=SIZES, dtype=DTYPES, seed=st.integers(0, 99))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_silu_times_up(rows: int, size: int, dtype: torch.dtype, seed: int) -> None:
     gate_up = random(seed, rows, 2 * size, dtype=dtype) * 8
     assert_close(ours().silu_mul(gate_up), ORACLE.silu_mul(gate_up))
@@ -81,7 +81,7 @@ ROTATIONS = st.sampled_from(
 
 
 @given(rows=ROWS, shape=ROTATIONS, seed=st.integers(0, 99))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_rotation_in_place_of_views(
     rows: int, shape: tuple[tuple[int, int], int, torch.dtype], seed: int
 ) -> None:
@@ -109,7 +109,7 @@ WRITES = st.sampled_from(
 
 
 @given(rows=ROWS, shape=WRITES, seed=st.integers(0, 99))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_rotation_and_the_write_into_pages(
     rows: int, shape: tuple[int, int, int, int, torch.dtype, torch.dtype], seed: int
 ) -> None:

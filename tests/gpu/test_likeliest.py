@@ -12,7 +12,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 GPU = torch.device("cuda:0")
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(
     num_rows=st.integers(1, 70),
     vocab_size=st.sampled_from([1, 50, 8192, 8193, 49_152, 128_256]),

@@ -52,7 +52,7 @@ def test_numbers_are_gathered_too(ranks: PeerRanks) -> None:
     assert all(torch.equal(found[0], expected) for found in ranks(case))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     num_rows=st.integers(1, 130),
     width=st.integers(1, 300).map(lambda n: 8 * n),

@@ -27,7 +27,7 @@ def samplings(draw_one: st.DrawFn) -> SamplingParams:
     )
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(
     vocab_size=st.sampled_from([1, 50, 4096, 4097, 49_152, 128_256]),
     wants=st.lists(samplings(), min_size=1, max_size=9),

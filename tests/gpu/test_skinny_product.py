@@ -41,7 +41,7 @@ def normal(
     has_bias=st.booleans(),
     seed=st.integers(0, 99),
 )
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_rows_times_weights(
     rows: int, out_size: int, in_size: int, has_bias: bool, seed: int
 ) -> None:
@@ -90,7 +90,7 @@ def test_rows_of_a_wider_tensor() -> None:
     has_bias=st.booleans(),
     seed=st.integers(0, 99),
 )
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_silu_of_half_the_outputs_times_the_other_half(
     rows: int, out_size: int, in_size: int, has_bias: bool, seed: int
 ) -> None:

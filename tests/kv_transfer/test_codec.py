@@ -4,7 +4,7 @@ from contextlib import suppress
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kv_transfer.messages import (
@@ -88,7 +88,6 @@ def payload_of(message: Message) -> bytes | None:
 
 
 @given(body=bodies, payload=payloads, announced=st.none() | st.builds(Announced, big, big))
-@settings(deadline=None)
 def test_what_is_written_is_read_again(
     body: Body, payload: bytes | None, announced: Announced | None
 ) -> None:
@@ -99,7 +98,6 @@ def test_what_is_written_is_read_again(
 
 
 @given(body=bodies, payload=st.binary(min_size=1, max_size=300))
-@settings(deadline=None)
 def test_any_protobuf_implementation_reads_and_writes_the_same_message(
     body: Body, payload: bytes
 ) -> None:
@@ -111,7 +109,6 @@ def test_any_protobuf_implementation_reads_and_writes_the_same_message(
 
 
 @given(blocks=st.lists(small.map(BlockId), max_size=20), first=small, head=small, num_bytes=big)
-@settings(deadline=None)
 def test_what_is_lent_is_read_again(
     blocks: list[BlockId], first: int, head: int, num_bytes: int
 ) -> None:

@@ -62,7 +62,7 @@ def test_a_removed_handoff_sends_nothing_more_on_any_link() -> None:
     big_frames=st.integers(1, 20),
     closed=st.lists(st.sets(st.integers(0, 3), max_size=3), max_size=40),
 )
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_an_old_flow_gets_its_share_however_many_short_ones_keep_coming(
     num_links: int, big_frames: int, closed: list[set[int]]
 ) -> None:
@@ -86,7 +86,7 @@ def test_an_old_flow_gets_its_share_however_many_short_ones_keep_coming(
 
 
 @given(num_old=st.integers(2, 5), num_links=st.integers(1, 3), old_frames=st.integers(1, 5))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_every_old_flow_is_done_in_the_end_while_short_ones_have_most_frames(
     num_old: int, num_links: int, old_frames: int
 ) -> None:
@@ -116,7 +116,6 @@ def test_every_old_flow_is_done_in_the_end_while_short_ones_have_most_frames(
     adds=st.lists(st.tuples(st.integers(0, 5), st.integers(1, 1000)), min_size=1, max_size=30),
     frame=st.integers(1, 300),
 )
-@settings(deadline=None)
 def test_exactly_the_bytes_that_were_added_are_sent(
     adds: list[tuple[int, int]], frame: int
 ) -> None:

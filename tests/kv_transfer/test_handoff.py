@@ -246,7 +246,7 @@ class ReceiverWorld(HandoffWorld):
     sending = False
 
 
-THOROUGH = settings(max_examples=100, stateful_step_count=25, deadline=None)
+THOROUGH = settings(max_examples=100, stateful_step_count=25)
 TestSenderUnderAnyInterleaving = SenderWorld.TestCase
 TestSenderUnderAnyInterleaving.settings = THOROUGH
 TestReceiverUnderAnyInterleaving = ReceiverWorld.TestCase

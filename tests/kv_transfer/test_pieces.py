@@ -47,7 +47,7 @@ def cases(draw: st.DrawFn) -> Case:
 
 
 @given(case=cases())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_gathered_pieces_are_the_tokens_one_by_one(case: Case) -> None:
     layout, unit, padding, blocks, pieces, heads = case
     kv = make_cache(layout, 8, padding)
@@ -63,7 +63,7 @@ def test_gathered_pieces_are_the_tokens_one_by_one(case: Case) -> None:
 
 
 @given(case=cases())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_scattered_pieces_land_where_they_were_gathered_and_nowhere_else(case: Case) -> None:
     layout, unit, padding, blocks, pieces, heads = case
     source, target = make_cache(layout, 8, padding, 1), make_cache(layout, 8, padding, 2)
@@ -85,7 +85,7 @@ def test_scattered_pieces_land_where_they_were_gathered_and_nowhere_else(case: C
 
 
 @given(case=cases(), data=st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_lent_pieces_arrive_as_if_they_had_been_gathered(case: Case, data: st.DataObject) -> None:
     layout, unit, padding, blocks, pieces, heads = case
     per_block = data.draw(st.integers(1, 4))

@@ -373,4 +373,4 @@ class TwoNodesThatLend(TwoNodes):
 TestTwoNodesUnderAnyInterleaving = TwoNodes.TestCase
 TestTwoNodesThatLendUnderAnyInterleaving = TwoNodesThatLend.TestCase
 for case in (TestTwoNodesUnderAnyInterleaving, TestTwoNodesThatLendUnderAnyInterleaving):
-    case.settings = settings(max_examples=80, stateful_step_count=60, deadline=None)
+    case.settings = settings(max_examples=80, stateful_step_count=60)

@@ -58,7 +58,7 @@ def dense(kv: KvLayout, num_tokens: int) -> np.ndarray:
 
 
 @given(pair=pairs(), num_tokens=st.integers(1, 300))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_every_head_and_token_of_a_receiver_is_written_once_from_the_right_source(
     pair: tuple[KvLayout, KvLayout], num_tokens: int
 ) -> None:

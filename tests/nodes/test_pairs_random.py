@@ -206,7 +206,6 @@ class PairMachine(RuleBasedStateMachine):
 QUICK = settings(
     max_examples=60,
     stateful_step_count=40,
-    deadline=None,
     suppress_health_check=list(HealthCheck),
 )
 

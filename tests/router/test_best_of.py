@@ -2,7 +2,7 @@
 
 import grpc
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pdserve.core.request import FinishReason, Request, TokenLogprobs
@@ -81,7 +81,6 @@ async def test_as_many_as_n_are_simply_given(world: World) -> None:
     assert world.decode[0].submitted[0].sampling.logprobs is None
 
 
-@settings(deadline=None)
 @given(st.lists(st.lists(st.floats(-50, 0), max_size=4), min_size=1, max_size=6), st.data())
 async def test_nothing_that_is_left_out_is_better(
     worth: list[list[float]], data: st.DataObject

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from router.recent import Ring
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 @given(length=st.integers(1, 8), added=st.integers(0, 30), asked=st.integers(0, 40))
 def test_a_ring_gives_what_is_new_and_forgets_what_is_old(
     length: int, added: int, asked: int

@@ -81,7 +81,6 @@ def check_cut(data: st.DataObject, tokenizer: Tokenizer) -> None:
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "words"])
-@settings(deadline=None)
 @given(data=st.data())
 async def test_stop_strings_cut_any_tokens_where_they_cut_the_text(
     tokenizers_by_kind: dict[str, Tokenizer], kind: str, data: st.DataObject
@@ -90,7 +89,7 @@ async def test_stop_strings_cut_any_tokens_where_they_cut_the_text(
 
 
 @pytest.mark.model
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(data=st.data())
 async def test_stop_strings_cut_the_real_models_tokens_alike(
     real: Tokenizer, data: st.DataObject
@@ -104,9 +103,7 @@ async def lasting(make_world: WorldMaker) -> AsyncIterator[World]:
         yield made
 
 
-@settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 async def test_every_route_streams_the_text_that_it_gives_whole(
     lasting: World, tokenizer: Tokenizer, data: st.DataObject

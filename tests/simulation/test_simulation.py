@@ -16,7 +16,6 @@ from tests.simulation.simulation import simulate
 
 QUICK = settings(
     max_examples=100,
-    deadline=None,
     print_blob=True,
     suppress_health_check=list(HealthCheck),
 )

@@ -8,7 +8,7 @@ from pdserve.telemetry.exposition import Histogram, family, histogram_family
 from pdserve.telemetry.process_metrics import ProcessMetrics
 from tests.telemetry.scrape import Scrape, problems
 
-PATIENT = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+PATIENT = settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 labels = st.dictionaries(st.sampled_from(["node", "kind", "stage"]), st.text(max_size=20))
 
 

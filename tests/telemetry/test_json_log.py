@@ -16,7 +16,7 @@ def record(message: str, **extra: object) -> logging.LogRecord:
     return made
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 @given(message=st.text(), label=st.text())
 def test_whatever_is_said_is_one_line_and_comes_back_as_it_was(message: str, label: str) -> None:
     text = JsonFormatter("router").format(record(message.replace("%", ""), label=label))

@@ -46,7 +46,7 @@ def test_no_replacement_character_is_sent_for_a_character_in_parts(tokenizers_by
 @pytest.mark.parametrize("kind", KIND_NAMES)
 @pytest.mark.parametrize("skip", [True, False])
 @given(data=st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_random_tokens_in_random_groups_give_what_is_decoded_at_once(
     tokenizers_by_kind, kind, skip, data
 ):
@@ -61,7 +61,7 @@ def test_random_tokens_in_random_groups_give_what_is_decoded_at_once(
 
 
 @given(content=st.binary(max_size=40), seed=st.integers(0, 1000))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_any_bytes_give_what_is_decoded_at_once(tokenizers_by_kind, content, seed):
     for kind in ("byte level", "byte fallback"):
         tokenizer = tokenizers_by_kind[kind]

@@ -151,7 +151,6 @@ schemas = st.recursive(
 
 @settings(
     max_examples=60,
-    deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(schema=schemas, seed=st.integers(0, 1000))
@@ -165,7 +164,6 @@ def test_every_answer_to_a_schema_parses_and_validates(model, schema, seed):
 
 @settings(
     max_examples=30,
-    deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(
