@@ -8,9 +8,11 @@ runs nothing until the loop is closed down.
 
 import asyncio
 import contextvars
+import heapq
 import selectors
 from collections.abc import Callable, Coroutine
 from enum import Enum, auto
+from itertools import count
 from typing import Any, TypeVarTuple
 
 _PROCESS: contextvars.ContextVar["Process | None"] = contextvars.ContextVar("process", default=None)
@@ -119,7 +121,7 @@ class _Call:
         return self.handle
 
     def at(self, when: float) -> asyncio.TimerHandle:
-        timer = asyncio.SelectorEventLoop.call_at(self._loop, when, self, context=self._context)
+        timer = self._loop.timer(when, self, (), self._context)
         self.handle = timer
         return timer
 
@@ -133,6 +135,28 @@ class _Call:
         assert self.handle is not None
         if not self.handle.cancelled():
             self._loop.call_soon(self._callback, *self._args, context=self._context)
+
+
+class _Timer(asyncio.TimerHandle):
+    """One that comes after those of the same time that were made before it."""
+
+    __slots__ = ("_number",)
+
+    def __init__(
+        self,
+        number: int,
+        when: float,
+        callback: Callable[..., object],
+        args: tuple[Any, ...],
+        loop: "VirtualLoop",
+        context: contextvars.Context | None,
+    ) -> None:
+        super().__init__(when, callback, args, loop, context)
+        self._number = number
+
+    def __lt__(self, other: asyncio.TimerHandle) -> bool:
+        assert isinstance(other, _Timer)
+        return (self.when(), self._number) < (other.when(), other._number)
 
 
 class _Jump(selectors.SelectSelector):
@@ -157,6 +181,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         super().__init__(self._jump)
         self.problems: list[str] = []  # what nobody caught
         self._processes: list[Process] = []
+        self._numbers = count()
         self.set_exception_handler(_note_problem)
 
     def process(self, name: str) -> Process:
@@ -202,8 +227,21 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     ) -> asyncio.TimerHandle:
         process = _process_of(context)
         if process is None:
-            return super().call_at(when, callback, *args, context=context)
+            return self.timer(when, callback, args, context)
         return _Call(self, process, context, callback, args).at(when)
+
+    def timer(
+        self,
+        when: float,
+        callback: Callable[..., object],
+        args: tuple[Any, ...],
+        context: contextvars.Context | None,
+    ) -> asyncio.TimerHandle:
+        """As ``call_at`` of asyncio's, whose heap does not keep those of one time in order."""
+        timer = _Timer(next(self._numbers), when, callback, args, self, context)
+        heapq.heappush(self._scheduled, timer)  # type: ignore[attr-defined]
+        timer._scheduled = True  # type: ignore[attr-defined]
+        return timer
 
 
 def current_process() -> Process | None:

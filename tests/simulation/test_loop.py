@@ -85,3 +85,12 @@ def test_what_a_process_begins_is_its_own(loop):
 def test_clocks_of_two_processes_have_nothing_in_common(loop):
     one, other = loop.process("one"), loop.process("other")
     assert abs(one.now_s() - other.now_s()) >= FAR_S
+
+
+def test_what_is_due_at_one_time_comes_in_the_order_in_which_it_was_planned(loop):
+    heard: list[int] = []
+    for number in range(200):
+        loop.call_at(5.0 + number % 3, heard.append, number)
+    loop.call_at(9.0, loop.stop)
+    loop.run_forever()
+    assert heard == sorted(range(200), key=lambda number: (number % 3, number))
