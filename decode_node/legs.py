@@ -130,7 +130,9 @@ class Legs:
             self._links[link.node] = link
 
     def close(self, link: PrefillLink, reason: str) -> list[LegNews]:
-        """The pair is over, and what was asked of it."""
+        """The pair is over, and what was asked of it, unless the ranks have all its KV already: they
+        say that of each handoff, or that it failed.
+        """
         if link not in self._accepted:
             return []
         self._accepted.remove(link)
@@ -139,6 +141,8 @@ class Legs:
         self._ranks.kv(ClosePeer(peer_id=link.peer.peer_id))
         news: list[LegNews] = []
         for leg in [leg for leg in self._legs.values() if leg.link is link]:
+            if leg.has_first_tokens:
+                continue
             if leg.is_ready:  # only the first tokens are missing, and will not come
                 news.append(Failed(leg, "link_down_error", reason))
             else:

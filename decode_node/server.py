@@ -106,7 +106,7 @@ async def start_decode_node(
 
     network = network or GrpcNetwork()
     server, address = await start_server(spec, network, register)
-    running = RunningNode(address, server, node, ranks)
+    running = RunningNode(address, server, node, ranks, end_streams=servicer.end_streams)
     running.run(servicer.run_status(), "status")
     if grammars is not None:
         running.run(node.run_grammars(), "grammars")
@@ -171,6 +171,11 @@ class _Servicer(session_pb2_grpc.DecodeNodeServicer):
             self._node.close_session(session)
             reader.cancel()
             await asyncio.gather(reader, return_exceptions=True)
+
+    def end_streams(self) -> None:
+        """Say no more to any router than was said."""
+        for session in self._sessions:
+            session.outbox.close()
 
     async def run_status(self) -> None:
         """Tell every router how things stand, every second and when they change."""

@@ -48,7 +48,7 @@ async def start_prefill_node(
         session_pb2_grpc.add_PrefillNodeServicer_to_server(servicer, server)
 
     server, address = await start_server(spec, network or GrpcNetwork(), register)
-    running = RunningNode(address, server, node, ranks)
+    running = RunningNode(address, server, node, ranks, end_streams=servicer.end_streams)
     running.run(servicer.run_status(), "status")
     return running
 
@@ -107,6 +107,13 @@ class _Servicer(session_pb2_grpc.PrefillNodeServicer):
                     yield message
         finally:
             self._watchers.discard(outbox)
+
+    def end_streams(self) -> None:
+        """Say no more to anybody than was said."""
+        for watcher in self._watchers:
+            watcher.close()
+        for session in self._sessions:
+            session.outbox.close()
 
     async def run_status(self) -> None:
         """Tell everybody how things stand, every second and when they change."""

@@ -27,6 +27,7 @@ from pdserve.telemetry.traces import Tracer, close_tracer
 logger = logging.getLogger(__name__)
 
 STATUS_PERIOD_S = 1.0
+PARTING_S = 1.0  # for streams to end after what was said last
 
 
 class Node(Protocol):
@@ -51,16 +52,25 @@ class Node(Protocol):
 
 
 class RunningNode:
-    """``failed`` is done, with the error as its result, when the node can not go on."""
+    """``failed`` is done, with the error as its result, when the node can not go on.
+    ``end_streams`` ends all that others read, after what is said so far.
+    """
 
     def __init__(
-        self, address: NodeAddress, server: grpc.aio.Server, node: Node, ranks: Ranks
+        self,
+        address: NodeAddress,
+        server: grpc.aio.Server,
+        node: Node,
+        ranks: Ranks,
+        *,
+        end_streams: Callable[[], None],
     ) -> None:
         self.address = address
         self.node = node
         self.failed: asyncio.Future[PdserveError] = asyncio.get_running_loop().create_future()
         self._server = server
         self._ranks = ranks
+        self._end_streams = end_streams
         self._tasks: set[asyncio.Task[None]] = set()
         self.run(node.run(), "loop")
         self.run(node.run_kv_events(), "KV events")
@@ -96,7 +106,8 @@ class RunningNode:
         """
         self.node.readiness.lose(reason)
         await self.node.readiness.until_idle()
-        await self._stop(0.0)
+        self._end_streams()
+        await self._stop(PARTING_S)
         await hand_over(self._ranks, self.node.leave(reason), incarnation)
 
     async def _stop(self, grace_s: float) -> None:

@@ -163,6 +163,19 @@ def test_when_a_handoff_fails_the_next_of_the_route_does_it(world, side, held):
     assert "p1" in {stage.node for stage in asked.timelines[-1].stages}
 
 
+@pytest.mark.parametrize("num_choices", [1, 3])
+def test_what_a_prefill_node_has_brought_whole_before_it_went_is_used(world, num_choices):
+    """The ranks have the KV and are about to say so when the session ends."""
+    asked = remote(world, num_choices=num_choices)
+    world.submit(asked)
+    world.bring_all_but("decode-0 events")
+    assert all(asked.got.values())
+    world.cut_wire("p0")
+    world.finish()
+    assert {stage.node for stage in asked.timelines[-1].stages} == {"decode-0", "p0"}
+    assert asked.timelines[-1].kv_bytes > 0
+
+
 def test_the_late_end_of_a_dead_node_does_not_touch_its_successor(world):
     world.kill_prefill("p0")
     world.connect("p0")
