@@ -130,8 +130,8 @@ class Legs:
             self._links[link.node] = link
 
     def close(self, link: PrefillLink, reason: str) -> list[LegNews]:
-        """The pair is over, and what was asked of it. Where only KV is missing the ranks may have it:
-        they say so, or that it failed.
+        """The pair is over, and what was asked of it. Where only KV is missing the ranks may have
+        it: they say so, or that it failed.
         """
         if link not in self._accepted:
             return []
