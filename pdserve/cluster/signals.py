@@ -1,7 +1,7 @@
 """Signals to wait for: the first asks to stop, the second to stop at once.
 
 SIGHUP, of a terminal that goes away, may come twice and asks only to stop; under nohup it is
-ignored, and stays so.
+ignored, and stays so. What a shell ignores for commands in the background, SIGINT, is meant.
 """
 
 import asyncio
@@ -34,7 +34,8 @@ class StopSignals:
 
 def heeded() -> list[signal.Signals]:
     """Those of ``SIGNALS`` that are to be acted on."""
-    return [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    is_nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return [number for number in SIGNALS if not (is_nohup and number == signal.SIGHUP)]
 
 
 @contextmanager

@@ -94,6 +94,15 @@ async def test_under_nohup_a_terminal_that_goes_away_is_nothing() -> None:
     assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
 
 
+async def test_sigint_is_heeded_though_a_shell_ignores_it_for_commands_in_the_background() -> None:
+    """`pdserve serve & kill -INT $!` in a script."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    async with asyncio.timeout(5):
+        with caught_signals() as signals:
+            os.kill(os.getpid(), signal.SIGINT)
+            await signals.first.wait()
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_is_an_interrupt_before_there_is_a_loop(number: signal.Signals) -> None:
     before = signal.getsignal(number)
