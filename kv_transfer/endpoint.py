@@ -35,6 +35,7 @@ from kv_transfer.commands import (
     PushTokens,
     TakeName,
 )
+from kv_transfer.frames import frames_of
 from kv_transfer.inbox import Inbox, Sources
 from kv_transfer.local_rank import LocalRank
 from kv_transfer.pieces import open_pieces
@@ -59,8 +60,6 @@ logger = logging.getLogger(__name__)
 
 MAX_TICK_S = 1.0
 LINK_THREAD_TIMEOUT_S = 5.0
-MAX_WINDOW = 4  # frames; more only fill buffers
-LENT_FRAME_BYTES = 256 << 20  # under a millisecond over NVLink
 LISTEN_LOCALLY = partial(GrpcWire, host="127.0.0.1")
 
 
@@ -108,6 +107,8 @@ class KvEndpoint:
             timeout_s=config.timeout_s,
             kv=kv,
             turns=Turns(Lock(), Lock()),
+            staging=torch.cuda.Stream(kv.device) if kv.is_cuda else None,  # type: ignore[no-untyped-call]
+            nccl_channels=config.nccl_channels,
             directory=directory,
             sources=sources,
         )
@@ -116,9 +117,7 @@ class KvEndpoint:
             rank=rank,
             layout=layout,
             pieces=pieces,
-            frame_bytes=config.frame_bytes,
-            lent_frame_bytes=LENT_FRAME_BYTES,
-            window=min(MAX_WINDOW, config.staging_bytes // config.frame_bytes),
+            frames=partial(frames_of, config),
             timeout_s=config.timeout_s,
             clock=clock,
             wire=self._wire,

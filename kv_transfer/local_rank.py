@@ -1,9 +1,11 @@
 """This rank as sender and receiver of its endpoint need it: who it is, its cache, its ways."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from queue import SimpleQueue
 
 from kv_transfer.commands import KvEvent, Peer
+from kv_transfer.frames import Frames
 from kv_transfer.messages import Hello
 from kv_transfer.pieces import Pieces
 from kv_transfer.transports.transport import LinkSetting, Wire
@@ -23,9 +25,7 @@ class LocalRank:
     rank: int
     layout: KvLayout
     pieces: Pieces
-    frame_bytes: int  # payload of a frame, at most, unless one head of one piece is larger
-    lent_frame_bytes: int  # the same where nothing is staged
-    window: int  # frames on a link that are not yet answered, at most
+    frames: Callable[[str], Frames]  # by transport
     timeout_s: float
     clock: Clock
     wire: Wire

@@ -37,11 +37,14 @@ class InFlight:
 class OutboundLink:
     """``heads`` are those of this rank that the link carries."""
 
-    def __init__(self, link: Link, link_id: LinkId, heads: range, local: LocalRank) -> None:
+    def __init__(
+        self, link: Link, link_id: LinkId, heads: range, local: LocalRank, transport: str
+    ) -> None:
         self.link = link
         self.link_id = link_id
         self.heads = heads
         self._local = local
+        self._frames = local.frames(transport)
         self._phase = _Phase.GREETING
         self._opened_s = self._heard_s = self._spoke_s = local.clock.now_s()
         self._in_flight: dict[int, InFlight] = {}
@@ -53,7 +56,7 @@ class OutboundLink:
 
     @property
     def has_room(self) -> bool:
-        return self.is_up and len(self._in_flight) < self._local.window
+        return self.is_up and len(self._in_flight) < self._frames.window
 
     def greet(self, peer: Peer) -> None:
         """Say hello to a rank of ``peer``."""
@@ -135,7 +138,7 @@ class OutboundLink:
     def _blank(self) -> Payload | None:
         if self.link.payloads is Payloads.LENT:
             return None
-        return self._fit(self._local.pieces.blank(self._local.frame_bytes))
+        return self._fit(self._local.pieces.blank(self._frames.num_bytes))
 
     def _take_up(self, outgoing: Outgoing, pieces: range, heads: range) -> Payload:
         """Copy the pieces out of the cache, or say where they are."""

@@ -62,9 +62,9 @@ class _Peer:
     def cutter(self, local: LocalRank) -> FrameCutter:
         """All links of a peer are of one transport."""
         cell = cell_bytes(local.layout, self.unit)
+        most = local.frames(self.peer.transport).num_bytes
         is_lent = any(x.link.payloads is Payloads.LENT for x in self.links.values())
-        most = min(local.lent_frame_bytes, MAX_LENT_CELLS * cell) if is_lent else local.frame_bytes
-        return FrameCutter(cell, most)
+        return FrameCutter(cell, min(most, MAX_LENT_CELLS * cell) if is_lent else most)
 
 
 class Sender:
@@ -195,7 +195,7 @@ class Sender:
             link = make_link(stream, local.links)
             undo.pop_all()
         link_id = LinkId(peer.peer_id, part.receiver_rank)
-        outbound = OutboundLink(link, link_id, part.sender_heads, local)
+        outbound = OutboundLink(link, link_id, part.sender_heads, local, peer.transport)
         dialled.links[link_id] = self._links[link_id] = outbound
         self._link_of[stream] = link_id
         outbound.greet(peer)

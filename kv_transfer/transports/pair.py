@@ -8,6 +8,7 @@ by itself.
 
 import os
 import socket
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -26,12 +27,24 @@ from pdserve.core.errors import LinkDownError, TransferError, TransferTimeoutErr
 HOST, GUEST = 0, 1  # ranks of the pair; the side that dialled is the host
 
 
+MAX_IN_TURN = 8  # then another link has its turn
+
+
+class Moving(Protocol):
+    """A send or a receive that was posted."""
+
+    def wait(self) -> object:
+        """Until the bytes have gone, or are there. Raises RuntimeError."""
+
+
 class Group(Protocol):
-    """A process group of two. Calls return when the bytes have gone, or raise RuntimeError."""
+    """A process group of two. Calls post, and raise RuntimeError; what follows may be posted
+    before the call before it is over.
+    """
 
-    def send(self, data: torch.Tensor, other: int) -> None: ...
+    def send(self, data: torch.Tensor, other: int) -> Moving: ...
 
-    def receive(self, data: torch.Tensor, other: int) -> None: ...
+    def receive(self, data: torch.Tensor, other: int) -> Moving: ...
 
     def abort(self) -> None:
         """From another thread: end what is under way."""
@@ -52,6 +65,9 @@ class Receive:
     data: torch.Tensor
 
 
+Job = Send | Receive | None  # None: the end
+
+
 class Pair:
     """The process group of one link and the thread that uses it."""
 
@@ -59,7 +75,8 @@ class Pair:
         self._stream = stream
         self._setting = setting
         self._make_group = make_group
-        self._jobs: SimpleQueue[Send | Receive | None] = SimpleQueue()
+        self._jobs: SimpleQueue[Job] = SimpleQueue()
+        self._next: deque[Job] = deque()  # taken from the queue by the thread, not begun
         self._busy_since_s: float | None = None
         self._group: Group | None = None
         self._lock = Lock()  # between the group's making and an abort
@@ -121,7 +138,7 @@ class Pair:
                 group.abort()
                 return
         self._setting.events.put(PairMet(self._stream))
-        while (job := self._jobs.get()) is not None:
+        while (job := self._wait_for_job()) is not None:
             self._move(group, GUEST if rank == HOST else HOST, job)
 
     def _named(self, error: Exception) -> TransferError:
@@ -155,15 +172,43 @@ class Pair:
         self._stream.send(Message(PairOffer(host, port)))
         return store
 
-    def _move(self, group: Group, other: int, job: Send | Receive) -> None:
-        if isinstance(job, Send):
-            with self._setting.turns.sending, self._busy():
-                self._stream.send(job.word)
-                group.send(job.data, other)
-        else:
-            with self._setting.turns.receiving, self._busy():
-                group.receive(job.data, other)
+    def _move(self, group: Group, other: int, first: Send | Receive) -> None:
+        """Do it, and what is to follow of its kind: posted as soon as it is there, so that neither
+        words nor waking cost time between two payloads.
+        """
+        turns = self._setting.turns
+        with turns.sending if isinstance(first, Send) else turns.receiving, self._busy():
+            under_way = deque([(first, self._post(group, other, first))])
+            num_posted = 1
+            while under_way:
+                if num_posted < MAX_IN_TURN and (job := self._take_alike(first)) is not None:
+                    under_way.append((job, self._post(group, other, job)))
+                    num_posted += 1
+                else:
+                    self._finish(*under_way.popleft())
+
+    def _post(self, group: Group, other: int, job: Send | Receive) -> Moving:
+        if isinstance(job, Receive):
+            return group.receive(job.data, other)
+        self._stream.send(job.word)
+        return group.send(job.data, other)
+
+    def _finish(self, job: Send | Receive, moving: Moving) -> None:
+        moving.wait()
+        self._busy_since_s = self._setting.clock.now_s()
+        if isinstance(job, Receive):
             self._setting.events.put(PayloadCame(self._stream, job.parcel))
+
+    def _wait_for_job(self) -> Job:
+        return self._next.popleft() if self._next else self._jobs.get()
+
+    def _take_alike(self, first: Send | Receive) -> Send | Receive | None:
+        """The next job, if it is there and of the same kind."""
+        while not self._jobs.empty():
+            self._next.append(self._jobs.get())
+        if self._next and type(self._next[0]) is type(first):
+            return self._next.popleft()
+        return None
 
     @contextmanager
     def _busy(self) -> Iterator[None]:

@@ -7,7 +7,8 @@
 
 A receive is posted only on the sender's word, which it gives when it has its turn: one that is
 posted for a dead sender spins on a GPU for ever, and ranks that send to each other and to third
-ones would wait in a circle. Room for payloads there always is: a sender has few frames unanswered.
+ones would wait in a circle. In one turn several follow each other, each posted before the one
+before it is over. Room for payloads there always is: a sender has few frames unanswered.
 So on GPUs a sender that stops in a frame holds its receiver's turn, and who sends to that receiver
 waits, with its own turn, until the receiver gives the stopped one up.
 
@@ -46,9 +47,7 @@ class PairLink:
             self.payloads = Payloads.IN_HOST_MEMORY
         self._stream = stream
         self._device = device
-        self._memory_stream: torch.cuda.Stream | None = None
-        if self.payloads is Payloads.ON_DEVICE:
-            self._memory_stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._staging = setting.staging
         self._pair = Pair(stream, setting, make_group)
         self._has_begun = False
         self._num_parcels = 0
@@ -107,11 +106,12 @@ class PairLink:
 
     def _buffer(self, num_bytes: int) -> torch.Tensor:
         """Memory for a payload. On a GPU it belongs to a stream of its own: memory of the stream on
-        which the model runs may still be in use by a step.
+        which the model runs may still be in use by a step. All links share it, so that what one
+        that is closed leaves with the allocator serves the next.
         """
-        if self._memory_stream is None:
+        if self.payloads is Payloads.IN_HOST_MEMORY:
             return torch.empty(num_bytes, dtype=torch.uint8)
-        with torch.cuda.stream(self._memory_stream):
+        with torch.cuda.stream(self._staging):
             return torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
 
     def _join(self, offer: PairOffer) -> None:

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
+from kv_transfer.transports.pair import Moving
 from kv_transfer.transports.pair_link import PairLink
 from kv_transfer.transports.transport import LinkSetting, Stream, Turns
 
@@ -37,14 +38,24 @@ class _GlooGroup:
         options._timeout = timedelta(seconds=setting.timeout_s)  # nothing else ends a blocked call
         self._group: _TorchGroup = _C10D.ProcessGroupGloo(store, rank, 2, options)
 
-    def send(self, data: torch.Tensor, other: int) -> None:
-        self._group.send([data], other, 0).wait()
+    def send(self, data: torch.Tensor, other: int) -> Moving:
+        return self._group.send([data], other, 0)
 
-    def receive(self, data: torch.Tensor, other: int) -> None:
-        self._group.recv([data], other, 0).wait()
+    def receive(self, data: torch.Tensor, other: int) -> Moving:
+        return self._group.recv([data], other, 0)
 
     def abort(self) -> None:
         self._group.abort()
+
+
+class _Posted:
+    """Is over when the stream has come so far."""
+
+    def __init__(self, stream: torch.cuda.Stream) -> None:
+        self._event = stream.record_event()
+
+    def wait(self) -> None:
+        self._event.synchronize()  # sync: who waits reads the payload, or lets its memory go
 
 
 class NcclGroup:
@@ -54,18 +65,20 @@ class NcclGroup:
         torch.cuda.set_device(setting.kv.device)  # of this thread, which makes all calls but abort
         options = _C10D.ProcessGroupNCCL.Options()
         options._timeout = timedelta(seconds=2 * setting.timeout_s)
+        if setting.nccl_channels is not None:
+            options.config.min_ctas = options.config.max_ctas = setting.nccl_channels
         self._group: _TorchGroup = _C10D.ProcessGroupNCCL(store, rank, 2, options)
         self._stream = torch.cuda.Stream(setting.kv.device)  # type: ignore[no-untyped-call]
 
-    def send(self, data: torch.Tensor, other: int) -> None:
+    def send(self, data: torch.Tensor, other: int) -> Moving:
         with torch.cuda.stream(self._stream):
-            self._group.send([data], other, 0).wait()
-        self._stream.synchronize()  # sync: the deadline watches until the bytes have gone
+            self._group.send([data], other, 0).wait()  # in the stream's order, not ours
+        return _Posted(self._stream)
 
-    def receive(self, data: torch.Tensor, other: int) -> None:
+    def receive(self, data: torch.Tensor, other: int) -> Moving:
         with torch.cuda.stream(self._stream):
             self._group.recv([data], other, 0).wait()
-        self._stream.synchronize()  # sync: the payload is read next, on another stream
+        return _Posted(self._stream)
 
     def abort(self) -> None:
         self._group.abort()

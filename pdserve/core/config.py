@@ -169,23 +169,36 @@ class KvCacheConfig:
         _at_least("kv_cache.block_size", self.block_size, 1)
 
 
+MIN_FRAME_BYTES, MAX_FRAME_BYTES = 1 << 16, 64 << 20
+MAX_NCCL_CHANNELS = 64
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvTransferConfig:
     """How KV moves between nodes."""
 
     transport: str = "auto"  # auto, grpc, gloo, nccl, cuda_ipc
-    frame_bytes: int = 2 << 20  # payload of one message; over gRPC 1 to 4 MiB, over NCCL large
-    staging_bytes: int = 16 << 20  # of frames on their way at once on a link; up to 4 frames are
+    frame_bytes: int | None = None  # payload of one message; default: 2 MiB, over nccl 32 MiB
+    staging_bytes: int | None = None  # on their way at once on a link; default: 4 frames, nccl 8
+    nccl_channels: int | None = None  # thread blocks that move a pair's bytes; default: NCCL's
     timeout_s: float = 30.0  # for one operation; then the pair is closed and remade
 
     def __post_init__(self) -> None:
         known = "auto", "grpc", "gloo", "nccl", "cuda_ipc"
         _one_of("kv_transfer.transport", self.transport, known)
-        if not 1 << 16 <= self.frame_bytes <= 64 << 20:
+        frame_bytes = MIN_FRAME_BYTES if self.frame_bytes is None else self.frame_bytes
+        if not MIN_FRAME_BYTES <= frame_bytes <= MAX_FRAME_BYTES:
             raise ConfigError(
-                f"kv_transfer.frame_bytes: got {self.frame_bytes}, allowed are 65536 to 67108864"
+                f"kv_transfer.frame_bytes: got {frame_bytes}, "
+                f"allowed are {MIN_FRAME_BYTES} to {MAX_FRAME_BYTES}"
             )
-        _at_least("kv_transfer.staging_bytes", self.staging_bytes, self.frame_bytes)
+        if self.staging_bytes is not None:
+            _at_least("kv_transfer.staging_bytes", self.staging_bytes, frame_bytes)
+        if self.nccl_channels is not None and not 1 <= self.nccl_channels <= MAX_NCCL_CHANNELS:
+            raise ConfigError(
+                f"kv_transfer.nccl_channels: got {self.nccl_channels}, "
+                f"allowed are 1 to {MAX_NCCL_CHANNELS}"
+            )
         _above("kv_transfer.timeout_s", self.timeout_s, 0)
         _a_time("kv_transfer.timeout_s", self.timeout_s)
 

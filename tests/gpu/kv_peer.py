@@ -19,6 +19,7 @@ from torch._C._distributed_c10d import Store
 from kv_transfer.commands import AcceptPeer, ConnectPeer, ExpectHandoff, Peer, PushTokens
 from kv_transfer.messages import CacheOffer, Frame, Message, Warm
 from kv_transfer.transports import TRANSPORTS
+from kv_transfer.transports.pair import Moving
 from kv_transfer.transports.pair_link import PairLink
 from kv_transfer.transports.process_group import NcclGroup
 from kv_transfer.transports.pull_link import cuda_ipc_link
@@ -42,13 +43,13 @@ class MortalGroup:
         self._count()
         self._group = NcclGroup(store, rank, setting)
 
-    def send(self, data: torch.Tensor, other: int) -> None:
+    def send(self, data: torch.Tensor, other: int) -> Moving:
         self._count()
-        self._group.send(data, other)
+        return self._group.send(data, other)
 
-    def receive(self, data: torch.Tensor, other: int) -> None:
+    def receive(self, data: torch.Tensor, other: int) -> Moving:
         self._count()
-        self._group.receive(data, other)
+        return self._group.receive(data, other)
 
     def abort(self) -> None:
         self._group.abort()

@@ -10,6 +10,7 @@ from threading import Lock
 import torch
 from torch._C._distributed_c10d import Store
 
+from kv_transfer.transports.pair import Moving
 from kv_transfer.transports.pair_link import PairLink
 from kv_transfer.transports.process_group import NcclGroup
 from kv_transfer.transports.transport import LinkSetting, Stream
@@ -25,11 +26,11 @@ class OneProcessGroup:
     def __init__(self, store: Store, rank: int, setting: LinkSetting) -> None:
         self._group = NcclGroup(store, rank, setting)
 
-    def send(self, data: torch.Tensor, other: int) -> None:
-        self._group.send(data, other)
+    def send(self, data: torch.Tensor, other: int) -> Moving:
+        return self._group.send(data, other)
 
-    def receive(self, data: torch.Tensor, other: int) -> None:
-        self._group.receive(data, other)
+    def receive(self, data: torch.Tensor, other: int) -> Moving:
+        return self._group.receive(data, other)
 
     def abort(self) -> None:
         with _letting_go:

@@ -12,7 +12,7 @@ from threading import Lock
 import pytest
 import torch
 
-from kv_transfer.endpoint import MAX_WINDOW
+from kv_transfer.frames import LENT
 from kv_transfer.messages import Frame, Heartbeat, Message
 from kv_transfer.payload import Lent
 from kv_transfer.sender import MAX_LENT_CELLS
@@ -98,9 +98,9 @@ def test_the_largest_message_is_read_whole_and_a_window_of_them_need_not_be_read
     )
     blocks = tuple(map(BlockId, range(2**31 - MAX_LENT_CELLS, 2**31)))
     lent = Lent(blocks=blocks, first_piece=0, first_head=0, num_bytes=2**40)
-    for _ in range(MAX_WINDOW):
+    for _ in range(LENT.window):
         ours.send(Message(frame, lent))
-    for _ in range(MAX_WINDOW):
+    for _ in range(LENT.window):
         (came,) = there.sources.read(20)
         assert isinstance(came, Arrived)
         assert (came.message.body, came.message.payload) == (frame, lent)

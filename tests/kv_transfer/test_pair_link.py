@@ -19,6 +19,7 @@ from kv_transfer.messages import (
 )
 from kv_transfer.payload import Bytes
 from kv_transfer.transports.loopback import LoopbackNetwork
+from kv_transfer.transports.pair import MAX_IN_TURN
 from kv_transfer.transports.pair_link import MAX_PARCEL_BYTES, MAX_PARCELS, PairLink
 from kv_transfer.transports.process_group import gloo_link
 from kv_transfer.transports.transport import (
@@ -123,6 +124,35 @@ def test_payloads_go_both_ways_in_the_order_of_their_messages(
             came.append(message)
     assert holds(came[0], PAYLOAD[::-1])
     assert holds(came[1], PAYLOAD)
+
+
+def test_many_payloads_follow_each_other_and_come_in_their_order(
+    ends: tuple[FakeClock, End, End],
+) -> None:
+    _, sender, receiver = ends
+    meet(sender, receiver)
+    for number in range(MAX_IN_TURN + 3):
+        sender.link.send(Message(Heartbeat(), np.full(1 << 20, number, np.uint8)))
+    came: list[Message] = []
+    while len(came) < MAX_IN_TURN + 3:
+        if (message := receiver.take()) is not None:
+            came.append(message)
+    assert all(
+        holds(message, np.full(1 << 20, number, np.uint8)) for number, message in enumerate(came)
+    )
+
+
+def test_the_next_word_is_said_before_the_payload_before_it_has_gone(
+    ends: tuple[FakeClock, End, End],
+) -> None:
+    _, sender, receiver = ends
+    meet(sender, receiver)
+    for _ in range(3):
+        sender.link.send(Message(Heartbeat(), PAYLOAD))
+    for parcel in (1, 2, 3):  # nothing is received meanwhile
+        event = receiver.events.get(timeout=20)
+        assert isinstance(event, Arrived)
+        assert event.message.announced == Announced(parcel, len(PAYLOAD))
 
 
 def test_a_send_that_nobody_receives_is_overdue_and_can_be_aborted(

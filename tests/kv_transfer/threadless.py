@@ -6,6 +6,7 @@ from threading import Lock
 import torch
 
 from kv_transfer.commands import AcceptPeer, ConnectPeer, KvEvent, Peer
+from kv_transfer.frames import Frames
 from kv_transfer.local_rank import LocalRank
 from kv_transfer.pieces import TORCH_DTYPES, open_pieces
 from kv_transfer.receiver import Receiver
@@ -48,9 +49,7 @@ class Rank:
             rank=rank,
             layout=kv,
             pieces=open_pieces(self.cache, kv),
-            frame_bytes=frame_bytes,
-            lent_frame_bytes=frame_bytes,
-            window=WINDOW,
+            frames=lambda _: Frames(frame_bytes, WINDOW),
             timeout_s=TIMEOUT_S,
             clock=clock,
             wire=self.wire,

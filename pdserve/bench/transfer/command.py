@@ -65,6 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", choices=sorted(DTYPE_BYTES), default="bfloat16")
     parser.add_argument("--frame-bytes", type=int, help="kv_transfer.frame_bytes")
     parser.add_argument("--staging-bytes", type=int, help="kv_transfer.staging_bytes")
+    parser.add_argument("--nccl-channels", type=int, help="kv_transfer.nccl_channels")
     parser.add_argument("--rounds", type=whole_number, default=20, help="medians of so many")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
 
@@ -159,12 +160,11 @@ def _setting(args: argparse.Namespace, peer_id: str) -> NodeSetting:
 
 
 def _config(args: argparse.Namespace) -> KvTransferConfig:
-    default = KvTransferConfig()
-    frame_bytes = args.frame_bytes or default.frame_bytes
     return KvTransferConfig(
         transport=args.transport,
-        frame_bytes=frame_bytes,
-        staging_bytes=args.staging_bytes or max(default.staging_bytes, 4 * frame_bytes),
+        frame_bytes=args.frame_bytes,
+        staging_bytes=args.staging_bytes,
+        nccl_channels=args.nccl_channels,
     )
 
 
