@@ -20,7 +20,7 @@ import numpy.typing as npt
 import torch
 
 from kv_transfer.copy_engine import copy_all
-from kv_transfer.payload import Borrowed, Lent, Payload
+from kv_transfer.payload import Borrowed, Bytes, Lent, Payload, in_host_memory
 from kv_transfer.pieces import Copying, piece_index
 from kv_transfer.triton_kernels import copy_pieces
 from pdserve.core.errors import InternalError
@@ -108,6 +108,10 @@ class DevicePieces:
         self._copy(_flat(data, len(pieces), num_rows * row, row), source, num_rows, row)
         self._stream.synchronize()  # sync: links send it on another stream
         return data
+
+    def in_host_memory(self, payload: Payload) -> Bytes:
+        with torch.cuda.stream(self._stream):  # on another one a step of the model would go first
+            return in_host_memory(payload)
 
     def scatter(
         self, payload: Payload, blocks: Sequence[BlockId], pieces: range, heads: range, *, unit: int

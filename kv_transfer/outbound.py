@@ -13,7 +13,7 @@ from kv_transfer.frame_queue import LinkId
 from kv_transfer.local_rank import LocalRank, check_hello, check_rank
 from kv_transfer.messages import Frame, Heartbeat, Hello, Message, Refused, Warm, checksum
 from kv_transfer.outgoing import Outgoing
-from kv_transfer.payload import Payload, in_host_memory
+from kv_transfer.payload import Payload
 from kv_transfer.transports.transport import Link, Payloads
 from pdserve.core.errors import LinkDownError, TransferTimeoutError
 from pdserve.core.request import HandoffId
@@ -149,4 +149,4 @@ class OutboundLink:
 
     def _fit(self, payload: Payload) -> Payload:
         on_device = self.link.payloads is Payloads.ON_DEVICE
-        return payload if on_device else in_host_memory(payload)
+        return payload if on_device else self._local.pieces.in_host_memory(payload)

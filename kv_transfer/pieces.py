@@ -57,6 +57,9 @@ class Pieces(Protocol):
     ) -> Payload:
         """Copy pieces of ``unit`` tokens out of the cache."""
 
+    def in_host_memory(self, payload: Payload) -> Bytes:
+        """What was gathered, copied if it is on a device."""
+
     def scatter(
         self, payload: Payload, blocks: Sequence[BlockId], pieces: range, heads: range, *, unit: int
     ) -> Copying:
@@ -110,6 +113,9 @@ class HostPieces:
         self, blocks: Sequence[BlockId], pieces: range, heads: range, *, unit: int
     ) -> Payload:
         return _gather(self._kv, blocks, pieces, heads, unit)
+
+    def in_host_memory(self, payload: Payload) -> Bytes:
+        return in_host_memory(payload)
 
     def scatter(
         self, payload: Payload, blocks: Sequence[BlockId], pieces: range, heads: range, *, unit: int
