@@ -38,9 +38,13 @@ class CausalLM(Protocol):
 
 
 class SelfAttention(Protocol):
-    """A layer's mixing of tokens: ``[T, hidden]`` → ``[T, hidden]``."""
+    """A layer's mixing of tokens, and what then looks at one token at a time."""
 
-    def forward(self, x: Tensor, step: ModelInput) -> Tensor: ...
+    def attend(self, x: Tensor, step: ModelInput) -> Tensor:
+        """``[T, hidden]`` → ``[T, Hq * D]``; the step's KV is written."""
+
+    def out(self, attended: Tensor) -> Tensor:
+        """``[R, Hq * D]`` → ``[R, hidden]``."""
 
 
 class RmsNorm:
@@ -91,10 +95,12 @@ class DecoderLayer:
         self.post_norm = RmsNorm(shard, f"{name}.post_attention_layernorm", hidden_size)
         self.mlp = GatedMlp(shard, f"{name}.mlp")
 
-    def mix(self, x: Tensor, residual: Tensor, step: ModelInput) -> Tensor:
-        return self.attention.forward(self.input_norm.add(x, residual), step)
+    def attend(self, x: Tensor, residual: Tensor, step: ModelInput) -> Tensor:
+        return self.attention.attend(self.input_norm.add(x, residual), step)
 
-    def feed_forward(self, x: Tensor, residual: Tensor) -> Tensor:
+    def finish(self, attended: Tensor, residual: Tensor) -> Tensor:
+        """What each token does for itself."""
+        x = self.attention.out(attended)
         return self.mlp.forward(self.post_norm.add(x, residual))
 
 
@@ -112,16 +118,14 @@ class Decoder:
         x = self.embedding(step.token_ids)
         residual = torch.zeros_like(x)
         for layer in self.layers[:-1]:
-            x = layer.mix(x, residual, step)
-            x = layer.feed_forward(x, residual)
+            x = layer.finish(layer.attend(x, residual, step), residual)
         last = self.layers[-1]
-        x = last.mix(x, residual, step)
+        attended = last.attend(x, residual, step)
         if step.last_rows is not None:  # every KV is written: nobody reads the other rows
-            x, residual = x[step.last_rows], residual[step.last_rows]
-            if len(x) == 0:
-                return x
-        x = last.feed_forward(x, residual)
-        return self.norm.add(x, residual)
+            attended, residual = attended[step.last_rows], residual[step.last_rows]
+            if len(residual) == 0:
+                return residual
+        return self.norm.add(last.finish(attended, residual), residual)
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self.head(hidden)

@@ -26,10 +26,10 @@ class Qwen3Attention:
         self._layer = layer
         self._rope = Rope(kernels=shard.kernels, table=shard.rope_table)
 
-    def forward(self, x: Tensor, step: ModelInput) -> Tensor:
+    def attend(self, x: Tensor, step: ModelInput) -> Tensor:
         q, k, v = self.qkv(x)
         q, k = self.q_norm(q), self.k_norm(k)
-        return self.out(step.attention.run(self._layer, q, k, v, self._rope))
+        return step.attention.run(self._layer, q, k, v, self._rope)
 
 
 def build(shard: Shard) -> Decoder:
