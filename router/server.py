@@ -247,14 +247,15 @@ class _HttpServer(uvicorn.Server):
 
 
 def _http_server(service: Service) -> uvicorn.Server:
-    security = service.spec.security
+    security, limits = service.spec.security, service.spec.config.limits
     config = uvicorn.Config(
         make_app(service),
-        http=partial(GuardedProtocol, limits=service.spec.config.limits),  # type: ignore[arg-type]
+        http=partial(GuardedProtocol, limits=limits),  # type: ignore[arg-type]
         ws="none",
         lifespan="off",
         log_config=None,
         access_log=False,
+        timeout_keep_alive=limits.keep_alive_s,  # type: ignore[arg-type]  # a time like others
         timeout_graceful_shutdown=int(FACE_GRACE_S),
         server_header=False,
         ssl_certfile=security.tls_certificate,

@@ -242,6 +242,7 @@ class LimitsConfig:
     max_grpc_calls: int = 4096  # open gRPC calls
     header_timeout_s: float = 10.0  # a head that is not there by then ends its connection
     body_timeout_s: float = 60.0  # likewise a body, or a gRPC message
+    keep_alive_s: float = 75.0  # an HTTP connection lives so long between two requests
     max_grammar_bytes: int = 64 << 10  # of a JSON schema, regular expression or grammar
     grammar_timeout_s: float = 2.0  # processor time that compiling one may take
 
@@ -263,6 +264,7 @@ class LimitsConfig:
             "queue_timeout_s",
             "header_timeout_s",
             "body_timeout_s",
+            "keep_alive_s",
             "grammar_timeout_s",
         ):
             _above(f"router.limits.{key}", getattr(self, key), 0)

@@ -19,6 +19,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 LIMITS = LimitsConfig(
     header_timeout_s=0.4,
     body_timeout_s=0.4,
+    keep_alive_s=1.5,
     max_header_bytes=4096,
     max_headers=20,
     max_connections=16,
@@ -50,6 +51,26 @@ async def test_a_head_that_drips_ends_its_connection(bounded: World, begun: byte
     assert b" 408 " in heard.raw
     assert b"the head took more than 0.4 s" in heard.raw
     assert (ANSWER.encode() in heard.raw) == (BODY in begun)
+
+
+async def test_a_connection_lives_on_between_requests_longer_than_a_head_may_take(
+    bounded: World,
+) -> None:
+    request = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
+    host, _, port = bounded.router.http_address.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    for pause_s in (0.0, 2 * LIMITS.header_timeout_s):
+        await asyncio.sleep(pause_s)
+        writer.write(request)
+        assert b" 200 " in await reader.readuntil(b"\r\n\r\n")
+        await reader.read(65536)  # the body
+    async with asyncio.timeout(10 * LIMITS.keep_alive_s):
+        assert await reader.read() == b""  # and is closed by us then
+    writer.close()
+
+
+async def test_connections_outlive_those_of_proxies_and_clients() -> None:
+    assert LimitsConfig().keep_alive_s > 60  # of AWS' load balancers and nginx; httpx: 5
 
 
 async def test_a_connection_that_says_nothing_is_closed(bounded: World) -> None:
