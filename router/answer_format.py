@@ -12,7 +12,8 @@ from pydantic_core import to_json
 from pdserve.core.errors import PdserveError
 from pdserve.core.timeline import Timeline
 from pdserve.text.tokenizer import Tokenizer
-from router.generation import Delta, Generation, Usage
+from router.choice_text import Delta
+from router.generation import Generation, Usage
 from router.http_bodies import error_object
 from router.inbox import RequestOver
 

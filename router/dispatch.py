@@ -255,7 +255,7 @@ class Dispatcher:
     def _deliver(self, running: Running, output: TokenOutput) -> None:
         num_tokens, now_s = len(output.token_ids), self._clock.now_s()
         if leg := running.legs.get(output.attempt):
-            self._legs.output_came(leg, num_tokens)
+            self._legs.output_came(leg, num_tokens, now_s)
         if (last_s := running.last_output_s.get(output.choice)) is not None and num_tokens:
             self._metrics.gap_seen(now_s - last_s)
         running.last_output_s[output.choice] = now_s

@@ -7,18 +7,13 @@ a client that goes away takes its requests with it.
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from pdserve.core.errors import PdserveError
-from pdserve.core.request import (
-    FinishReason,
-    PromptLogprob,
-    PromptOutput,
-    TokenLogprobs,
-    TokenOutput,
-)
+from pdserve.core.request import PromptOutput, TokenOutput
 from pdserve.text.tokenizer import Tokenizer
 from router.best_of import BestOf
-from router.choice_text import ChoiceText, Piece, TextRules
+from router.choice_text import ChoiceText, Delta, TextRules
 from router.dispatch import Dispatcher
 from router.inbox import Call, News, RequestOver
 from router.legs import Job
@@ -39,23 +34,6 @@ class GenerationRequest:
     def num_given(self) -> int:
         """Choices that the client gets."""
         return self.best_of.num_given if self.best_of else self.job.num_choices
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Delta:
-    """What was added to choice ``choice`` of prompt ``prompt``; the last one has a
-    ``finish_reason``.
-    """
-
-    prompt: int
-    choice: int
-    text: str
-    token_ids: tuple[int, ...]
-    logprobs: tuple[TokenLogprobs, ...]
-    finish_reason: FinishReason | None
-    stop_reason: str | int | None
-    # With a choice's first tokens, where asked for: those of the prompt's tokens but the first.
-    prompt_logprobs: tuple[PromptLogprob, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +65,9 @@ class Generation:
         self._best_of = {prompt: each.best_of for prompt, each in enumerate(requests)}
         self._completion_tokens = 0
         self._texts = {
-            (prompt, choice): ChoiceText(tokenizer, request.rules, request.job.prompt_ids)
+            (prompt, choice): ChoiceText(
+                tokenizer, request.rules, request.job.prompt_ids, prompt=prompt
+            )
             for prompt, request in enumerate(requests)
             for choice in range(request.job.num_choices)
         }
@@ -157,15 +137,15 @@ class Generation:
         text = self._texts.get((prompt, output.choice))
         if text is None:
             return None  # it reached a stop string; its node had not heard yet
-        scores = self._prompt_scores.get(prompt) if output.token_ids else None
-        prompt_logprobs = scores.first_seen(output.choice) if scores else None
-        piece = text.push(output)
-        self._completion_tokens += len(piece.token_ids)
-        if piece.finish_reason is not None:
+        delta = text.push(output)
+        if (scores := self._prompt_scores.get(prompt)) and output.token_ids:
+            delta = replace(delta, prompt_logprobs=scores.first_seen(output.choice))
+        self._completion_tokens += len(delta.token_ids)
+        if delta.finish_reason is not None:
             del self._texts[prompt, output.choice]
             if output.finish_reason is None:
                 self._dispatcher.stop_choice(self.request_ids[prompt], output.choice)
-        return _delta_of(prompt, output.choice, piece, prompt_logprobs)
+        return delta
 
 
 @contextmanager
@@ -210,11 +190,16 @@ def _merged(news: list[tuple[int, News]]) -> Iterator[tuple[int, News]]:
 
 
 def _appended(parts: list[TokenOutput]) -> TokenOutput:
-    return replace(
-        parts[-1],
-        index=parts[0].index,
-        token_ids=tuple(token_id for part in parts for token_id in part.token_ids),
-        logprobs=tuple(item for part in parts for item in part.logprobs),
+    first, last = parts[0], parts[-1]
+    return TokenOutput(
+        request_id=last.request_id,
+        attempt=last.attempt,
+        choice=last.choice,
+        index=first.index,
+        token_ids=tuple(chain.from_iterable([part.token_ids for part in parts])),
+        logprobs=tuple(chain.from_iterable([part.logprobs for part in parts])),
+        finish_reason=last.finish_reason,
+        stop_token_id=last.stop_token_id,
     )
 
 
@@ -225,19 +210,4 @@ def _joined(parts: list[Delta]) -> Delta:
         token_ids=tuple(token_id for part in parts for token_id in part.token_ids),
         logprobs=tuple(item for part in parts for item in part.logprobs),
         prompt_logprobs=parts[0].prompt_logprobs,
-    )
-
-
-def _delta_of(
-    prompt: int, choice: int, piece: Piece, prompt_logprobs: tuple[PromptLogprob, ...] | None
-) -> Delta:
-    return Delta(
-        prompt=prompt,
-        choice=choice,
-        text=piece.text,
-        token_ids=piece.token_ids,
-        logprobs=piece.logprobs,
-        finish_reason=piece.finish_reason,
-        stop_reason=piece.stop_reason,
-        prompt_logprobs=prompt_logprobs,
     )

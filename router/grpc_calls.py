@@ -6,7 +6,8 @@ from pdserve.rpc.v1 import inference_pb2 as pb
 from pdserve.text.tokenizer import Tokenizer
 from pdserve.text.tool_parser import CallArguments, CallBegun, TextPiece
 from router.chat_calls import ChoiceCalls
-from router.generation import Delta, GenerationRequest
+from router.choice_text import Delta
+from router.generation import GenerationRequest
 from router.grpc_messages import delta_message, prompt_messages
 
 

@@ -11,7 +11,8 @@ from pdserve.rpc.v1 import inference_pb2 as pb
 from pdserve.text.conversation import ChatMessage
 from pdserve.text.tokenizer import Tokenizer
 from router.body_counts import MAX_MESSAGES, MAX_VALUES
-from router.generation import Delta, Generation
+from router.choice_text import Delta
+from router.generation import Generation
 from router.intake import Conversation
 from router.nodes import NodeView
 from router.structured_output import MAX_CHOICES, grammar_of, json_schema

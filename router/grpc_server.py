@@ -18,7 +18,8 @@ from pdserve.core.security_config import SecurityConfig
 from pdserve.rpc.tls import public_credentials
 from pdserve.rpc.v1 import inference_pb2 as pb
 from pdserve.rpc.v1 import inference_pb2_grpc
-from router.generation import Delta, Generation, GenerationRequest
+from router.choice_text import Delta
+from router.generation import Generation, GenerationRequest
 from router.grpc_access import PUBLIC, RequireKey, authorization_of, traceparent_of
 from router.grpc_calls import GrpcAnswer
 from router.grpc_decoding import ReadOneMessage, fail

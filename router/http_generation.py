@@ -16,7 +16,8 @@ from starlette.types import Message, Receive, Scope, Send
 
 from pdserve.core.errors import PdserveError
 from router.answer_format import AnswerFormat
-from router.generation import Delta, Generation, GenerationRequest
+from router.choice_text import Delta
+from router.generation import Generation, GenerationRequest
 from router.http_bodies import error_response
 from router.http_labels import label_of
 from router.service import Service

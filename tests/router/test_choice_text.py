@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from pdserve.core.request import FinishReason, TokenLogprobs, TokenOutput
 from pdserve.text.tokenizer import Tokenizer
-from router.choice_text import ChoiceText, Piece, TextRules
+from router.choice_text import ChoiceText, Delta, TextRules
 from tests.text.tiny_models import SAMPLES
 
 
@@ -38,7 +38,7 @@ def said(
     *,
     finish: FinishReason = FinishReason.LENGTH,
     stop_token_id: int | None = None,
-) -> list[Piece]:
+) -> list[Delta]:
     """Push the tokens in groups of these sizes, the rest at once, until a finish."""
     text = ChoiceText(tokenizer, rules)
     pieces, index = [], 0
@@ -55,7 +55,7 @@ def said(
     return pieces
 
 
-def joined(pieces: Sequence[Piece]) -> tuple[str, tuple[int, ...], object, object]:
+def joined(pieces: Sequence[Delta]) -> tuple[str, tuple[int, ...], object, object]:
     return (
         "".join(piece.text for piece in pieces),
         tuple(i for piece in pieces for i in piece.token_ids),

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from pdserve.core.errors import PdserveError
 from pdserve.core.request import FinishReason, SamplingParams, TokenOutput
 from pdserve.text.tokenizer import Tokenizer
-from router.choice_text import ChoiceText, TextRules
-from router.generation import Delta, GenerationRequest, generate
+from router.choice_text import ChoiceText, Delta, TextRules
+from router.generation import GenerationRequest, generate
 from router.legs import Job
 from router.service import Service
 from tests.nodes.specs import MODEL

@@ -4,6 +4,7 @@ The router's is started as ``pdserve serve`` starts it, in a loop of its own, wi
 """
 
 import contextlib
+import gc
 import multiprocessing
 import os
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ from pdserve.bench.termination import ignoring_interrupts, interrupted_by_sigter
 from pdserve.cluster.own_loop import OwnLoop
 from pdserve.cluster.readiness import wait_until_ready
 from pdserve.core.config import LimitsConfig, RouterConfig
+from pdserve.core.environment import set_up_front
 from pdserve.core.errors import InternalError
 from pdserve.core.model_spec import read_model_spec
 from pdserve.core.node import NodeAddress
@@ -95,6 +97,8 @@ def _run_router(connection: Connection, model_dir: Path, node: NodeAddress) -> N
     loop = OwnLoop("router")
     router = loop.run(start_router(spec))
     loop.run(wait_until_ready(router.grpc_address, START_S))
+    gc.collect()
+    gc.freeze()  # as ``pdserve serve`` does
     connection.send(router.http_address)
     with contextlib.suppress(EOFError):
         connection.recv()
@@ -133,4 +137,5 @@ def _process(
 
 def _pinned(core: int | None, target: Callable[..., None], *arguments: object) -> None:
     pin(core)
+    set_up_front()  # likewise
     target(*arguments)
