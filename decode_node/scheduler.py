@@ -110,6 +110,11 @@ class DecodeScheduler:
         local = (entry.sequence for entry in self._local)
         return sum(s.num_unplanned_prompt for s in (*self._waiting, *local))
 
+    @property
+    def waits_for_owner(self) -> bool:
+        """Masks follow from tokens: they are worked out before the next plan."""
+        return any(sequence.constraint is not None for sequence in self._running)
+
     def fits(self, sequence: Sequence) -> bool:
         """True if the sequence could run to its end on an idle node."""
         few_enough = len(sequence.choices) <= self._limits.max_sequences

@@ -62,6 +62,11 @@ class PrefillScheduler:
         """Prompt tokens that no step has been planned for."""
         return sum(s.num_unplanned_prompt for s in (*self._waiting, *self._running))
 
+    @property
+    def waits_for_owner(self) -> bool:
+        """First tokens leave before anything else is done: somebody waits for them."""
+        return True
+
     def fits(self, num_tokens: int) -> bool:
         """True if a prompt of this length could run on an idle node."""
         return num_tokens <= self.ledger.max_tokens

@@ -26,6 +26,7 @@ class Planned:
     def __init__(self) -> None:
         self.waiting: deque[Batch] = deque()
         self.applied: list[int] = []
+        self.waits_for_owner = False
 
     def next_batch(self) -> Batch | None:
         return self.waiting.popleft() if self.waiting else None
@@ -77,6 +78,7 @@ class Loop:
         self.scheduler = Planned()
         self.ranks = HeldRanks()
         self.num_pauses = 0
+        self.in_flight_when_told: list[list[int]] = []  # at each result
         self._arrivals = asyncio.Event()
         self._depth = depth
 
@@ -117,8 +119,10 @@ class Loop:
             meter=meter,
             trials=IdleTrials(ledger=ledger, limits=limits, idle_s=None, meter=meter, clock=clock),
         )
-        async for _ in steps:
+        async for submitted_s in steps:
             self.num_pauses += 1
+            if submitted_s is not None:
+                self.in_flight_when_told.append([b.step for b in self.ranks.in_flight])
 
 
 def batch(step: int) -> Batch:
@@ -158,6 +162,18 @@ async def test_a_loop_that_waits_for_a_step_sleeps() -> None:
         assert loop.num_pauses == num_pauses
         await loop.bring()
         assert loop.num_pauses == num_pauses + 1
+
+
+@pytest.mark.parametrize(("waits", "in_flight"), [(False, [1, 2]), (True, [1])])
+async def test_the_next_step_goes_out_before_a_result_is_told_unless_the_scheduler_waits(
+    waits: bool, in_flight: list[int]
+) -> None:
+    async with Loop(2) as loop:
+        loop.scheduler.waits_for_owner = waits
+        await loop.bring(batch(0), batch(1), batch(2))
+        await loop.finish_one()
+        assert loop.in_flight_when_told == [in_flight]
+        assert [b.step for b in loop.ranks.in_flight] == [1, 2]
 
 
 async def test_steps_that_end_together_are_both_taken() -> None:
