@@ -32,7 +32,7 @@ class RouterSession:
         self._is_empty = True
 
     def put(self, output: TokenOutput) -> None:
-        self._outputs.outputs.append(convert.output_to_proto(output))
+        convert.fill_output(self._outputs.outputs.add(), output)
         self._is_empty = False
 
     def put_prompt(self, output: PromptOutput) -> None:

@@ -249,6 +249,8 @@ class DecodeScheduler:
 
     def _grow(self, sequence: Sequence) -> bool:
         """Make room for one more position; may end younger sequences, or this one."""
+        if self.ledger.has_room(sequence):
+            return True
         while not self.ledger.reserve(sequence, sequence.num_planned + 1):
             if self.ledger.num_draining_blocks:
                 return False  # blocks are about to come back

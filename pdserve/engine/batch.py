@@ -1,12 +1,13 @@
 """One step's work as plain data: a delta to what the ranks hold, and what comes back.
 
-The front plans; every rank receives the same batch; ranks never decide. Prefill and decode differ
-only in chunk length. Within a batch the order is: ``left`` slots are cleared, ``joined`` slots are
+The front plans; every rank receives the same batch; ranks never decide. What there is of for each
+sequence of each step is a tuple: making one takes half as long. Prefill and decode differ only in
+chunk length. Within a batch the order is: ``left`` slots are cleared, ``joined`` slots are
 set up, ``copies`` are done, then all chunks run as one forward.
 """
 
 from dataclasses import dataclass
-from typing import NewType
+from typing import NamedTuple, NewType
 
 from pdserve.core.kv_layout import BlockId
 from pdserve.core.request import PromptLogprob, SamplingParams, TokenLogprobs
@@ -39,8 +40,7 @@ class Joined:
     blocks: tuple[BlockId, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chunk:
+class Chunk(NamedTuple):
     """The next run of tokens of one sequence; a decode step is a chunk of one token.
 
     The chunk's KV is written at positions ``start ..``; it attends to everything before it. If
@@ -90,8 +90,7 @@ class Batch:
         return sum(chunk.length for chunk in self.chunks)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sampled:
+class Sampled(NamedTuple):
     """What one sampling chunk gave: a token for each of its choices. ``logprobs`` is empty or as
     long.
     """

@@ -93,6 +93,10 @@ class Ledger:
             self.num_hit_tokens += sequence.num_cached
         return True
 
+    def has_room(self, sequence: Sequence) -> bool:
+        """True if its blocks hold one more position than is planned."""
+        return sequence.num_planned < len(sequence.blocks) * self.block_size
+
     def reserve(self, sequence: Sequence, num_tokens: int) -> bool:
         """Give the sequence blocks for ``num_tokens`` tokens in all.
 
@@ -135,20 +139,16 @@ class Ledger:
         start, stop = sequence.num_planned, sequence.num_planned + length
         assert sequence.slot is not None
         assert stop <= len(sequence.blocks) * self.block_size
-        known = sequence.token_ids[start:stop]
+        known = tuple(sequence.token_ids[start:stop])
         assert known or length == 1
         if sequence.slot in self._untold:  # the join carries the whole table
             sequence.num_known_blocks = len(sequence.blocks)
-        new_blocks = tuple(sequence.blocks[sequence.num_known_blocks :])
-        sequence.num_known_blocks = len(sequence.blocks)
+        new_blocks: tuple[BlockId, ...] = ()
+        if sequence.num_known_blocks < len(sequence.blocks):
+            new_blocks = tuple(sequence.blocks[sequence.num_known_blocks :])
+            sequence.num_known_blocks = len(sequence.blocks)
         sequence.num_planned = stop
-        return Chunk(
-            slot=sequence.slot,
-            start=start,
-            tokens=tuple(known) if known else CARRIED,
-            new_blocks=new_blocks,
-            num_samples=num_samples,
-        )
+        return Chunk(sequence.slot, start, known or CARRIED, new_blocks, num_samples)
 
     def fork(self, parent: Sequence, child: Sequence) -> bool:
         """Let the child share the parent's KV of the prompt; a partly filled last block is copied.

@@ -9,9 +9,8 @@ its end.
 import struct
 import zlib
 from collections.abc import Sequence
-from dataclasses import fields
 from itertools import chain
-from typing import TypeVar, get_args
+from typing import TypeVar, get_args, get_type_hints
 
 from kv_transfer.commands import KvCommand, KvEvent
 from pdserve.core.errors import ConfigError, RankError
@@ -112,14 +111,14 @@ def _decode_batch(cursor: Cursor) -> Batch:
         chunks=tuple(
             [
                 Chunk(
-                    slot=Slot(slot),
-                    start=start,
-                    tokens=_CARRIED if length == _CARRIED_LENGTH else tokens,
-                    new_blocks=new_blocks,
-                    num_samples=num_samples,
+                    slot,  # a Slot: to call that takes time
+                    start,
+                    _CARRIED if length == _CARRIED_LENGTH else tokens,
+                    new_blocks,
+                    num_samples,
                 )
-                for slot, start, num_samples, length, tokens, new_blocks in zip(
-                    slots, starts, samples, lengths, runs, blocks, strict=True
+                for slot, start, length, tokens, new_blocks, num_samples in zip(
+                    slots, starts, lengths, runs, blocks, samples, strict=True
                 )
             ]
         ),
@@ -162,7 +161,7 @@ def _decode_output(cursor: Cursor) -> StepOutput:
         step=step,
         sampled=tuple(
             [
-                Sampled(tokens=run, logprobs=each)
+                Sampled(run, each)
                 for run, each in zip(tokens, _split(logprobs, logprob_counts), strict=True)
             ]
         ),
@@ -226,7 +225,7 @@ def _split(values: tuple[T, ...], lengths: Sequence[int]) -> list[tuple[T, ...]]
 
 def _columns(*kinds: type) -> str:
     """The signature of a form that is written by hand: the classes and fields it knows."""
-    return ";".join(f"{kind.__name__}:{[field.name for field in fields(kind)]}" for kind in kinds)
+    return ";".join(f"{kind.__name__}:{list(get_type_hints(kind))}" for kind in kinds)
 
 
 _JOINED = codec_of(Joined)

@@ -179,17 +179,21 @@ def prompt_output_from_proto(message: session_pb2.PromptOutput) -> PromptOutput:
     )
 
 
-def output_to_proto(output: TokenOutput) -> session_pb2.TokenOutput:
-    return session_pb2.TokenOutput(
-        request_id=output.request_id,
-        attempt=output.attempt,
-        choice=output.choice,
-        index=output.index,
-        token_ids=output.token_ids,
-        logprobs=[logprobs_to_proto(item) for item in output.logprobs],
-        finish_reason=output.finish_reason or "",
-        stop_token_id=output.stop_token_id,
-    )
+def fill_output(message: session_pb2.TokenOutput, output: TokenOutput) -> None:
+    """Write an output into a message that is empty. Once for each token: a message that is made
+    from keywords and then copied into a list takes seven times as long.
+    """
+    message.request_id = output.request_id
+    message.attempt = output.attempt
+    message.choice = output.choice
+    message.index = output.index
+    message.token_ids.extend(output.token_ids)
+    if output.logprobs:
+        message.logprobs.extend(map(logprobs_to_proto, output.logprobs))
+    if output.finish_reason is not None:
+        message.finish_reason = output.finish_reason
+    if output.stop_token_id is not None:
+        message.stop_token_id = output.stop_token_id
 
 
 def output_from_proto(message: session_pb2.TokenOutput) -> TokenOutput:

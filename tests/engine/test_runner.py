@@ -57,7 +57,7 @@ def test_blocks_may_come_with_each_chunk(runner: ModelRunner, answers: list[list
     out: list[tuple[int, ...]] = []
     for step, (start, tokens, blocks) in enumerate(parts):
         part = chunk(3, start, tokens, num_samples=step)
-        part = replace(part, new_blocks=tuple(map(BlockId, blocks)))
+        part = part._replace(new_blocks=tuple(map(BlockId, blocks)))
         out += tokens_of(runner, Batch(step=step, joined=joins, chunks=(part,)))
         joins = ()
     out += tokens_of(runner, Batch(step=2, chunks=(chunk(3, 33, Carried()),)))

@@ -1,7 +1,5 @@
 """A step's numbers say the same of its tokens whether it is filled up or not."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 from hypothesis import given
@@ -32,7 +30,7 @@ def steps(draw: st.DrawFn) -> list[Chunk]:
         tokens = Carried() if carried else tuple(range(100 * slot, 100 * slot + length))
         samples = int(carried or draw(st.booleans()))
         start = draw(st.integers(0, 50))
-        chunks.append(replace(chunk(slot, start, ()), tokens=tokens, num_samples=samples))
+        chunks.append(chunk(slot, start, ())._replace(tokens=tokens, num_samples=samples))
     return chunks
 
 

@@ -69,7 +69,8 @@ class FakeSession:
             finish_reason=finish,
             stop_token_id=stop_token_id,
         )
-        outputs = session_pb2.StepOutputs(outputs=[convert.output_to_proto(output)])
+        outputs = session_pb2.StepOutputs()
+        convert.fill_output(outputs.outputs.add(), output)
         self.outbox.put(session_pb2.DecodeMessage(outputs=outputs))
 
     def score(self, request: Request, start: int = 1, stop: int | None = None) -> None:
