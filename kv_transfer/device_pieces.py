@@ -8,9 +8,11 @@ other in a payload, ``B·D`` elements apart in a block of ``B`` tokens. So gathe
 reading from another rank's mapped cache are one kernel with three sets of strides, all in words of
 4 bytes and multiples of ``VECTOR``. ``HostPieces`` is the oracle of both.
 
-Copies run on streams of their own; those on one stream follow each other.
+Copies run on streams of their own; those on one stream follow each other. Nothing here waits for a
+copy but ``drain`` and whoever is given one.
 """
 
+from collections import deque
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -28,6 +30,7 @@ from pdserve.core.kv_layout import BlockId
 
 WORD, VECTOR = 4, 16  # bytes
 MAX_ITEMS = 4096  # of one launch
+NUM_LISTS = 4  # launches that may be queued
 LOCAL_PROGRAMS, REMOTE_PROGRAMS = 132, 24
 TILE, NUM_WARPS = 16384, 32
 
@@ -64,10 +67,33 @@ class _Recorded:
             event.synchronize()  # sync: blocks and payload are someone else's next
 
 
+class _List:
+    """Where pieces begin, here and on the device; used again when a launch has read it."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._here = torch.empty(2 * MAX_ITEMS, dtype=torch.int64).pin_memory()
+        self._there = torch.empty_like(self._here, device=device)
+        self._read: torch.cuda.Event | None = None
+
+    def fill(self, targets: Words, sources: Words) -> torch.Tensor:
+        """Both, one behind the other, as they will be on the device: in the current stream."""
+        if self._read is not None:
+            self._read.synchronize()  # sync: only where many launches wait
+        count = len(targets)
+        numbers = self._here.numpy()
+        numbers[:count], numbers[count : 2 * count] = targets, sources
+        self._there[: 2 * count].copy_(self._here[: 2 * count], non_blocking=True)
+        return self._there
+
+    def read_on(self, stream: torch.cuda.Stream) -> None:
+        """The launch that reads it is queued there."""
+        self._read = stream.record_event()
+
+
 class DevicePieces:
     """A cache in a GPU's memory."""
 
-    def __init__(self, kv: torch.Tensor) -> None:
+    def __init__(self, kv: torch.Tensor, stream: torch.cuda.Stream | None = None) -> None:
         self.num_blocks = kv.shape[0]
         self._kv = kv
         self._num_rows = kv.shape[2] * kv.shape[3]  # of one head
@@ -79,13 +105,12 @@ class DevicePieces:
             raise InternalError(
                 f"kv: address, block stride and row must be multiples of {VECTOR}, got {sizes}"
             )
-        self._stream = torch.cuda.Stream(kv.device)  # type: ignore[no-untyped-call]
+        self._stream = stream or torch.cuda.Stream(kv.device)  # type: ignore[no-untyped-call]
         self._engines = (
             torch.cuda.Stream(kv.device),  # type: ignore[no-untyped-call]
             torch.cuda.Stream(kv.device),  # type: ignore[no-untyped-call]
         )
-        self._starts = torch.empty(2 * MAX_ITEMS, dtype=torch.int64).pin_memory()
-        self._device_starts = torch.empty_like(self._starts, device=kv.device)
+        self._lists = deque(_List(kv.device) for _ in range(NUM_LISTS))
         self._try_out(kv.shape[4] * self._token_words, stride=1)
 
     def warm_up(self, unit: int) -> None:
@@ -106,8 +131,10 @@ class DevicePieces:
             data = torch.empty(num_bytes, dtype=torch.uint8, device=self._kv.device)
         source = self._here(blocks, pieces, heads.start, unit)
         self._copy(_flat(data, len(pieces), num_rows * row, row), source, num_rows, row)
-        self._stream.synchronize()  # sync: links send it on another stream
         return data
+
+    def drain(self) -> None:
+        self._stream.synchronize()  # sync: the blocks are someone else's next
 
     def in_host_memory(self, payload: Payload) -> Bytes:
         with torch.cuda.stream(self._stream):  # on another one a step of the model would go first
@@ -217,20 +244,15 @@ class DevicePieces:
     ) -> None:
         """Copy pieces of ``num_rows`` rows of ``row`` words."""
         is_run = target.row_stride == source.row_stride == row
-        starts = self._starts.numpy()
         for first in range(0, len(target.starts), MAX_ITEMS):
             part = slice(first, first + MAX_ITEMS)
-            count = len(target.starts[part])
-            self._stream.synchronize()  # sync: the copy before has read the list
-            starts[:count] = target.starts[part]
-            starts[count : 2 * count] = source.starts[part]
+            self._lists.rotate(-1)
             with torch.cuda.stream(self._stream):
-                self._device_starts[: 2 * count].copy_(self._starts[: 2 * count], non_blocking=True)
                 copy_pieces[(programs,)](
                     target.address,
                     source.address,
-                    self._device_starts,
-                    count,
+                    self._lists[0].fill(target.starts[part], source.starts[part]),
+                    len(target.starts[part]),
                     num_rows * row,
                     target.row_stride,
                     source.row_stride,
@@ -238,6 +260,7 @@ class DevicePieces:
                     TILE=TILE,
                     num_warps=NUM_WARPS,
                 )
+            self._lists[0].read_on(self._stream)
 
 
 def _parts(count: int) -> list[slice]:

@@ -91,7 +91,10 @@ class KvEndpoint:
         open_wire: Callable[[StreamEvents], Wire] = LISTEN_LOCALLY,
         directory: Path = SHARED_MEMORY,
     ) -> None:
-        pieces = open_pieces(kv, layout)
+        staging: torch.cuda.Stream | None = None
+        if kv.is_cuda:
+            staging = torch.cuda.Stream(kv.device)  # type: ignore[no-untyped-call]
+        pieces = open_pieces(kv, layout, staging)
         clock = MonotonicClock()
         self.events: SimpleQueue[KvEvent] = SimpleQueue()
         sources: Sources[StreamEvent] = Sources()
@@ -107,7 +110,7 @@ class KvEndpoint:
             timeout_s=config.timeout_s,
             kv=kv,
             turns=Turns(Lock(), Lock()),
-            staging=torch.cuda.Stream(kv.device) if kv.is_cuda else None,  # type: ignore[no-untyped-call]
+            staging=staging,
             nccl_channels=config.nccl_channels,
             directory=directory,
             sources=sources,

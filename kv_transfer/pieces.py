@@ -55,7 +55,12 @@ class Pieces(Protocol):
     def gather(
         self, blocks: Sequence[BlockId], pieces: range, heads: range, *, unit: int
     ) -> Payload:
-        """Copy pieces of ``unit`` tokens out of the cache."""
+        """Copy pieces of ``unit`` tokens out of the cache; on a GPU begin to, on the stream of
+        payloads.
+        """
+
+    def drain(self) -> None:
+        """Return when nothing that is gathered is read any more."""
 
     def in_host_memory(self, payload: Payload) -> Bytes:
         """What was gathered, copied if it is on a device."""
@@ -69,8 +74,14 @@ class Pieces(Protocol):
         """
 
 
-def open_pieces(kv: torch.Tensor, layout: KvLayout) -> Pieces:
-    """The pieces of ``kv`` ``[N, Hkv, L, 2, B, D]``, one rank's cache.
+OpenPieces = Callable[[torch.Tensor, torch.cuda.Stream | None], Pieces]
+
+
+def open_pieces(
+    kv: torch.Tensor, layout: KvLayout, stream: torch.cuda.Stream | None = None
+) -> Pieces:
+    """The pieces of ``kv`` ``[N, Hkv, L, 2, B, D]``, one rank's cache. On a GPU payloads belong to
+    ``stream``, by default one of their own.
 
     Raises InternalError if the tensor is not what the layout says.
     """
@@ -78,7 +89,8 @@ def open_pieces(kv: torch.Tensor, layout: KvLayout) -> Pieces:
     if kv.device.type == "cpu":
         return HostPieces(kv)
     module, name = DEVICE_PIECES
-    return cast("Callable[[torch.Tensor], Pieces]", getattr(import_module(module), name))(kv)
+    make = cast("OpenPieces", getattr(import_module(module), name))
+    return make(kv, stream)
 
 
 def check_blocks(blocks: Sequence[BlockId], num_blocks: int) -> None:
@@ -113,6 +125,9 @@ class HostPieces:
         self, blocks: Sequence[BlockId], pieces: range, heads: range, *, unit: int
     ) -> Payload:
         return _gather(self._kv, blocks, pieces, heads, unit)
+
+    def drain(self) -> None:
+        """It is copied at once."""
 
     def in_host_memory(self, payload: Payload) -> Bytes:
         return in_host_memory(payload)

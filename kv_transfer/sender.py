@@ -1,9 +1,9 @@
 """The sending side of a rank's endpoint: peers to send to, their links, handoffs on the way out.
 
-Runs in the endpoint's one thread, so a block is read only inside ``send_next``: what is cancelled
-between two calls is drained. Where blocks are lent instead, they are taken back then: what the
-receiver copies after that it drops. Frames of all handoffs share the links in the order of
-``FrameQueue``.
+Runs in the endpoint's one thread, so a block is read only inside ``send_next``, or on a GPU soon
+after it: what is cancelled between two calls is drained when such copies are. Where blocks are lent
+instead, they are taken back then: what the receiver copies after that it drops. Frames of all
+handoffs share the links in the order of ``FrameQueue``.
 """
 
 import logging
@@ -125,8 +125,9 @@ class Sender:
         self._settle_if_done(outgoing)
 
     def cancel(self, cancel: CancelSend) -> None:
-        """No block is read outside ``send_next`` or lent after this: it is drained at once."""
+        """No block is read outside ``send_next`` or lent after this: it is drained soon."""
         self._forget(cancel.handoff, "was cancelled by its front")
+        self._local.pieces.drain()
         self._local.events.put(SendDrained(handoff=cancel.handoff))
 
     def on(self, event: StreamEvent) -> None:
@@ -248,10 +249,12 @@ class Sender:
     def _reject(self, handoff: HandoffId, kind: str, text: str) -> None:
         if handoff in self._handoffs:
             self._forget(handoff, f"failed: {text}")
+            self._local.pieces.drain()
             self._local.events.put(failed(handoff, kind, text))
 
     def _fail(self, handoff: HandoffId, error: PdserveError) -> None:
         self._forget(handoff, f"failed: {error}")
+        self._local.pieces.drain()
         self._local.events.put(failed(handoff, error.kind, str(error)))
 
     def _forget(self, handoff: HandoffId, end: str) -> None:

@@ -69,8 +69,11 @@ class NcclGroup:
             options.config.min_ctas = options.config.max_ctas = setting.nccl_channels
         self._group: _TorchGroup = _C10D.ProcessGroupNCCL(store, rank, 2, options)
         self._stream = torch.cuda.Stream(setting.kv.device)  # type: ignore[no-untyped-call]
+        self._staging = setting.staging
 
     def send(self, data: torch.Tensor, other: int) -> Moving:
+        if self._staging is not None:
+            self._stream.wait_stream(self._staging)  # on which the payload is being gathered
         with torch.cuda.stream(self._stream):
             self._group.send([data], other, 0).wait()  # in the stream's order, not ours
         return _Posted(self._stream)

@@ -121,7 +121,7 @@ class LinkSetting:
     timeout_s: float
     kv: torch.Tensor  # the rank's cache
     turns: Turns
-    staging: torch.cuda.Stream | None = None  # of payloads' memory, where kv is on a GPU
+    staging: torch.cuda.Stream | None = None  # of payloads, where kv is on a GPU
     nccl_channels: int | None = None  # of a pair; None: NCCL's choice
     directory: Path = SHARED_MEMORY  # for the files of links; what is left there is its owner's
     sources: Sources[StreamEvent] = field(default_factory=Sources)  # the endpoint's thread reads

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from kv_transfer.endpoint import KvEndpoint
 from kv_transfer.messages import Message
-from kv_transfer.payload import Payload
+from kv_transfer.payload import Bytes, Payload
 from kv_transfer.pieces import Copying, Pieces
 from kv_transfer.transports.inline import InlineLink
 from kv_transfer.transports.transport import (
@@ -87,6 +87,7 @@ class Stuck:
         self.num_blocks = pieces.num_blocks
         self.num_failures = 0
         self.num_begun = 0  # copies that are not known to be over
+        self.num_gathering = 0  # likewise, out of the cache
         self._pieces = pieces
 
     def warm_up(self, unit: int) -> None:
@@ -101,7 +102,15 @@ class Stuck:
     def gather(
         self, blocks: Sequence[BlockId], pieces: range, heads: range, *, unit: int
     ) -> Payload:
+        self.num_gathering += 1
         return self._pieces.gather(blocks, pieces, heads, unit=unit)
+
+    def drain(self) -> None:
+        self.num_gathering = 0
+        self._pieces.drain()
+
+    def in_host_memory(self, payload: Payload) -> Bytes:
+        return self._pieces.in_host_memory(payload)
 
     def scatter(
         self, payload: Payload, blocks: Sequence[BlockId], pieces: range, heads: range, *, unit: int

@@ -186,6 +186,20 @@ def test_an_endpoint_whose_copies_are_never_over_says_so_and_drains_nothing() ->
         assert not [event for event in said if isinstance(event, HandoffReceived | ReceiveDrained)]
 
 
+def test_a_sender_says_that_it_has_drained_when_nothing_is_gathered_any_more() -> None:
+    with open_world(LOOPBACK) as world:
+        sender, receiver = world.pair()
+        cache = stick(sender.endpoints[0])
+        sender.push(handoff("a"), receiver.peer_id, range(40), OURS, last=False)
+        receiver.expect(handoff("mark"), sender.peer_id, 64, blocks(20, 21, 22, 23))
+        sender.push(handoff("mark"), receiver.peer_id, range(64), blocks(20, 21, 22, 23))
+        receiver.wait(HandoffReceived, handoff("mark"))  # what was pushed before it is gathered
+        assert cache.num_gathering
+        sender.tell(CancelSend(handoff=handoff("a")))
+        sender.wait(SendDrained, handoff("a"))
+        assert not cache.num_gathering
+
+
 # ---- texts
 
 

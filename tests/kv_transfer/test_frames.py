@@ -13,9 +13,9 @@ MIB = 1 << 20
     [
         ("grpc", None, None, Frames(2 * MIB, 4)),
         ("gloo", None, None, Frames(2 * MIB, 4)),
-        ("nccl", None, None, Frames(32 * MIB, 8)),
-        ("nccl", 64 * MIB, None, Frames(64 * MIB, 8)),
-        ("nccl", None, 64 * MIB, Frames(8 * MIB, 8)),
+        ("nccl", None, None, Frames(64 * MIB, 4)),
+        ("nccl", 16 * MIB, None, Frames(16 * MIB, 4)),
+        ("nccl", None, 64 * MIB, Frames(16 * MIB, 4)),
         ("nccl", 64 * MIB, 64 * MIB, Frames(64 * MIB, 1)),
         ("grpc", 4 * MIB, None, Frames(4 * MIB, 4)),
         ("grpc", None, 1 << 16, Frames(1 << 16, 1)),
