@@ -46,7 +46,7 @@ class Tiling:
 
 # The first that fits, from this many outputs on. Measured on an H200 in a whole decode step.
 FOR_FEW = (
-    (16384, Tiling(columns=128, depth=128, stages=4, warps=8)),
+    (16384, Tiling(columns=128, depth=128, stages=3, warps=8)),
     (6144, Tiling(columns=64, depth=256, stages=4, warps=4)),
     (0, Tiling(columns=32, depth=256, stages=6, warps=4)),
     (0, Tiling(columns=64, depth=128, stages=6, warps=4)),
