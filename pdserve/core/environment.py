@@ -4,13 +4,14 @@ arguments.
 
 import os
 import secrets
+from contextlib import suppress
 from pathlib import Path
 
 RAY_TOKEN_BYTES = 32
 
 
 def cache_dir() -> Path:
-    """Where pdserve keeps what it can make again: models, run files.
+    """Where pdserve keeps what it can make again: models, kernels, run files.
 
     ``$PDSERVE_CACHE``, else ``$XDG_CACHE_HOME/pdserve``, else ``~/.cache/pdserve``. A variable that
     is set to nothing counts as unset.
@@ -54,15 +55,29 @@ def set_up_private_ray() -> None:
 
 
 def set_up_gpu_rank() -> None:
-    """What CUDA and NCCL read from the environment, set before a process first uses its GPU.
+    """What CUDA, NCCL and flash-attn read from the environment, set before a process first uses its
+    GPU.
 
     torch's watchdog must not end the process when a peer is gone: our own deadlines do what there
     is to do. Kernels are loaded at start: loading one while a transfer's kernel waits for its peer
     would wait with it. Ranks of a group may each see one GPU only, then all by the same number.
-    NVLink multicast is not used. What the user has set stays.
+    NVLink multicast is not used. flash-attn keeps the kernels that it compiles, which takes it most
+    of a rank's start, where there is a place for them. What the user has set stays.
     """
-    for name, value in _GPU_RANK.items():
+    kernels = cache_dir() / "flash_attn"
+    with suppress(OSError):
+        kernels.mkdir(parents=True, exist_ok=True)
+    has_place = os.access(kernels, os.W_OK)
+    kept = _kept_kernels(kernels) if has_place else {}
+    for name, value in (_GPU_RANK | kept).items():
         os.environ.setdefault(name, value)
+
+
+def _kept_kernels(directory: Path) -> dict[str, str]:
+    return {
+        "FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED": "1",
+        "FLASH_ATTENTION_CUTE_DSL_CACHE_DIR": str(directory),
+    }
 
 
 def set_up_front() -> None:

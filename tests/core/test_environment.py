@@ -1,10 +1,11 @@
 """What processes are told through their environment."""
 
 import os
+from pathlib import Path
 
 import pytest
 
-from pdserve.core.environment import set_up_front
+from pdserve.core.environment import set_up_front, set_up_gpu_rank
 
 NAME = "GRPC_EXPERIMENTS"
 
@@ -18,3 +19,20 @@ def test_a_front_asks_grpc_for_fewer_threads_unless_the_user_asks_for_something(
         monkeypatch.delenv(NAME)
     set_up_front()
     assert os.environ[NAME].startswith(then)
+
+
+KERNELS = "FLASH_ATTENTION_CUTE_DSL_CACHE_"
+
+
+@pytest.mark.parametrize("has_place", [True, False])
+def test_a_rank_keeps_compiled_attention_where_there_is_a_place(
+    has_place: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = tmp_path / "cache"
+    if not has_place:
+        cache.write_text("a file in the way")
+    monkeypatch.setattr(os, "environ", {"PDSERVE_CACHE": str(cache)})
+    set_up_gpu_rank()
+    kept = {name: value for name, value in os.environ.items() if name.startswith(KERNELS)}
+    place = {f"{KERNELS}ENABLED": "1", f"{KERNELS}DIR": str(cache / "flash_attn")}
+    assert kept == (place if has_place else {})
