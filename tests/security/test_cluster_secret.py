@@ -233,8 +233,8 @@ async def test_a_recorded_link_cannot_be_replayed() -> None:
     recorded = await proof_for(wire.address, LINK, ACCESS.secret)
 
     async def messages() -> AsyncIterator[bytes]:
+        await asyncio.sleep(PATIENCE_S)  # gRPC's client calls a refusal while it writes INTERNAL
         yield encode(Message(Heartbeat()))
-        await asyncio.sleep(PATIENCE_S)
 
     async def dial() -> grpc.StatusCode:
         async with grpc.aio.insecure_channel(wire.address) as channel:
