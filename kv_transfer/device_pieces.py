@@ -8,8 +8,8 @@ other in a payload, ``B·D`` elements apart in a block of ``B`` tokens. So gathe
 reading from another rank's mapped cache are one kernel with three sets of strides, all in words of
 4 bytes and multiples of ``VECTOR``. ``HostPieces`` is the oracle of both.
 
-Copies run on streams of their own; those on one stream follow each other. Nothing here waits for a
-copy but ``drain`` and whoever is given one.
+Copies run on streams of their own; those on one stream follow each other. Gathering and scattering
+wait for no copy; ``drain`` and whoever is given one do.
 """
 
 from collections import deque

@@ -4,8 +4,8 @@
     wire's threads ──> inbox
     lines ───────────> inbox
 
-One thread does all that reads or writes blocks or decides, so nothing here needs a lock and a rank
-has one KV operation at a time. Streams' threads only move messages. The outermost function is
+One thread does or begins all that reads or writes blocks or decides, so nothing here needs a lock.
+Streams' threads only move messages. The outermost function is
 ``_run``: an error of ours fails what is under way and the endpoint goes on. Where even that fails,
 as after an error of CUDA that stays, it says EndpointFailed and ends.
 """

@@ -7,6 +7,7 @@ handoffs share the links in the order of ``FrameQueue``.
 """
 
 import logging
+from collections import deque
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
@@ -78,6 +79,7 @@ class Sender:
         self._handoffs: dict[HandoffId, Outgoing] = {}
         self._settled = Settled()
         self._queue = FrameQueue(local.clock, patience_s=PATIENCE_S)
+        self._draining: deque[HandoffId] = deque()  # cancelled, not known to be drained
 
     def connect(self, peer: Peer) -> None:
         """Make the links to a peer; those that there are already are dropped."""
@@ -102,9 +104,10 @@ class Sender:
         close_links([outbound.link for outbound in connected.links.values()], peer_id)
 
     def fail_all(self, error: PdserveError) -> None:
-        """All peers are lost."""
+        """All peers are lost. Raises what draining does: then nothing is known to be drained."""
         for peer_id in list(self._peers):
             self._lose(peer_id, error)
+        self._drain()
 
     def close(self) -> None:
         for peer_id in list(self._peers):
@@ -127,8 +130,8 @@ class Sender:
     def cancel(self, cancel: CancelSend) -> None:
         """No block is read outside ``send_next`` or lent after this: it is drained soon."""
         self._forget(cancel.handoff, "was cancelled by its front")
-        self._local.pieces.drain()
-        self._local.events.put(SendDrained(handoff=cancel.handoff))
+        self._draining.append(cancel.handoff)
+        self._drain()
 
     def on(self, event: StreamEvent) -> None:
         """Something happened on a stream that this rank dialled."""
@@ -256,6 +259,11 @@ class Sender:
         self._forget(handoff, f"failed: {error}")
         self._local.pieces.drain()
         self._local.events.put(failed(handoff, error.kind, str(error)))
+
+    def _drain(self) -> None:
+        self._local.pieces.drain()
+        while self._draining:
+            self._local.events.put(SendDrained(handoff=self._draining.popleft()))
 
     def _forget(self, handoff: HandoffId, end: str) -> None:
         self._handoffs.pop(handoff, None)

@@ -51,10 +51,24 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if len(self.connections) > self._limits.max_connections:
+        if len(self.connections) > self._limits.max_connections and not self._take_place():
             transport.abort()
             return
         self._watch_head()
+
+    def _take_place(self) -> bool:
+        """End the connection that has waited longest between two requests, if there is one."""
+        waiting = [
+            (task.when(), other)
+            for other in self.connections
+            if isinstance(other, GuardedProtocol)
+            and (task := other.timeout_keep_alive_task) is not None
+            and not other.transport.is_closing()
+        ]
+        if not waiting:
+            return False
+        min(waiting, key=lambda each: each[0])[1].transport.close()
+        return True
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()

@@ -27,7 +27,7 @@ from pdserve.core.errors import LinkDownError, TransferError, TransferTimeoutErr
 HOST, GUEST = 0, 1  # ranks of the pair; the side that dialled is the host
 
 
-MAX_IN_TURN = 8  # then another link has its turn
+MAX_IN_TURN = 8  # then another link may have its turn
 
 
 class Moving(Protocol):

@@ -111,8 +111,11 @@ class PairLink:
         """
         if self.payloads is Payloads.IN_HOST_MEMORY:
             return torch.empty(num_bytes, dtype=torch.uint8)
-        with torch.cuda.stream(self._staging):
-            return torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
+        try:
+            with torch.cuda.stream(self._staging):
+                return torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
+        except torch.OutOfMemoryError as error:
+            raise LinkDownError(f"no memory for a payload of {num_bytes} bytes: {error}") from error
 
     def _join(self, offer: PairOffer) -> None:
         if self._has_begun or self._stream.is_dialled:

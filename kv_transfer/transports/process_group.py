@@ -74,11 +74,13 @@ class NcclGroup:
     def send(self, data: torch.Tensor, other: int) -> Moving:
         if self._staging is not None:
             self._stream.wait_stream(self._staging)  # on which the payload is being gathered
+        data.record_stream(self._stream)  # its memory is another's only when this is over
         with torch.cuda.stream(self._stream):
             self._group.send([data], other, 0).wait()  # in the stream's order, not ours
         return _Posted(self._stream)
 
     def receive(self, data: torch.Tensor, other: int) -> Moving:
+        data.record_stream(self._stream)
         with torch.cuda.stream(self._stream):
             self._group.recv([data], other, 0).wait()
         return _Posted(self._stream)

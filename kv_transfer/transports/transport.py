@@ -101,7 +101,7 @@ class Wire(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """One KV operation per rank at a time: held while a payload is moved out of band by a GPU.
+    """One link of a rank at a time: held while payloads are moved out of band by a GPU.
 
     Two, one for each direction: with one lock two ranks that send to each other would wait for
     ever.

@@ -2,9 +2,9 @@
 arguments.
 """
 
+import fcntl
 import os
 import secrets
-from contextlib import suppress
 from pathlib import Path
 
 RAY_TOKEN_BYTES = 32
@@ -65,12 +65,20 @@ def set_up_gpu_rank() -> None:
     of a rank's start, where there is a place for them. What the user has set stays.
     """
     kernels = cache_dir() / "flash_attn"
-    with suppress(OSError):
-        kernels.mkdir(parents=True, exist_ok=True)
-    has_place = os.access(kernels, os.W_OK)
-    kept = _kept_kernels(kernels) if has_place else {}
+    kept = _kept_kernels(kernels) if _can_lock_files(kernels) else {}
     for name, value in (_GPU_RANK | kept).items():
         os.environ.setdefault(name, value)
+
+
+def _can_lock_files(directory: Path) -> bool:
+    """Where a file system has no locks, flash-attn waits 15 s for one and fails."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with (directory / ".lock").open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
 
 
 def _kept_kernels(directory: Path) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """One step's work as plain data: a delta to what the ranks hold, and what comes back.
 
-The front plans; every rank receives the same batch; ranks never decide. What there is of for each
-sequence of each step is a tuple: making one takes half as long. Prefill and decode differ only in
+The front plans; every rank receives the same batch; ranks never decide. Of what a step has for each
+sequence the classes are tuples: making one takes half as long. Prefill and decode differ only in
 chunk length. Within a batch the order is: ``left`` slots are cleared, ``joined`` slots are
 set up, ``copies`` are done, then all chunks run as one forward.
 """

@@ -1,5 +1,7 @@
 """What processes are told through their environment."""
 
+import errno
+import fcntl
 import os
 from pathlib import Path
 
@@ -36,3 +38,15 @@ def test_a_rank_keeps_compiled_attention_where_there_is_a_place(
     kept = {name: value for name, value in os.environ.items() if name.startswith(KERNELS)}
     place = {f"{KERNELS}ENABLED": "1", f"{KERNELS}DIR": str(cache / "flash_attn")}
     assert kept == (place if has_place else {})
+
+
+def test_a_file_system_without_locks_is_no_place_for_compiled_attention(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_locks(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "no locks available")
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    monkeypatch.setattr(os, "environ", {"PDSERVE_CACHE": str(tmp_path)})
+    set_up_gpu_rank()
+    assert not [name for name in os.environ if name.startswith(KERNELS)]

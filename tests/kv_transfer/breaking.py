@@ -81,7 +81,7 @@ def _one_link(stream: Stream, setting: LinkSetting, error: Exception) -> InlineL
 
 
 class Stuck:
-    """Pieces. The next ``num_failures`` calls to warm up or to wait for a copy fail."""
+    """Pieces. The next ``num_failures`` calls to warm up, to drain or to wait for a copy fail."""
 
     def __init__(self, pieces: Pieces) -> None:
         self.num_blocks = pieces.num_blocks
@@ -106,6 +106,7 @@ class Stuck:
         return self._pieces.gather(blocks, pieces, heads, unit=unit)
 
     def drain(self) -> None:
+        self.fail_if_asked()
         self.num_gathering = 0
         self._pieces.drain()
 
@@ -119,6 +120,11 @@ class Stuck:
         self.num_begun += 1
         return _StuckCopy(self)
 
+    def fail_if_asked(self) -> None:
+        if self.num_failures:
+            self.num_failures -= 1
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
 
 class _StuckCopy:
     is_over = False
@@ -127,9 +133,7 @@ class _StuckCopy:
         self._owner = owner
 
     def wait(self) -> None:
-        if self._owner.num_failures:
-            self._owner.num_failures -= 1
-            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        self._owner.fail_if_asked()
         self._owner.num_begun -= 1
 
 

@@ -186,18 +186,49 @@ def test_an_endpoint_whose_copies_are_never_over_says_so_and_drains_nothing() ->
         assert not [event for event in said if isinstance(event, HandoffReceived | ReceiveDrained)]
 
 
+def push_some(sender: Node, receiver: Node) -> Stuck:
+    """The sender's pieces, some of which are being gathered."""
+    cache = stick(sender.endpoints[0])
+    sender.push(handoff("a"), receiver.peer_id, range(32), OURS, last=False)
+    receiver.expect(handoff("mark"), sender.peer_id, 64, blocks(20, 21, 22, 23))
+    sender.push(handoff("mark"), receiver.peer_id, range(64), blocks(20, 21, 22, 23))
+    receiver.wait(HandoffReceived, handoff("mark"))  # what was pushed before it is gathered
+    sender.wait(HandoffSent, handoff("mark"))
+    assert cache.num_gathering
+    return cache
+
+
 def test_a_sender_says_that_it_has_drained_when_nothing_is_gathered_any_more() -> None:
     with open_world(LOOPBACK) as world:
         sender, receiver = world.pair()
-        cache = stick(sender.endpoints[0])
-        sender.push(handoff("a"), receiver.peer_id, range(40), OURS, last=False)
-        receiver.expect(handoff("mark"), sender.peer_id, 64, blocks(20, 21, 22, 23))
-        sender.push(handoff("mark"), receiver.peer_id, range(64), blocks(20, 21, 22, 23))
-        receiver.wait(HandoffReceived, handoff("mark"))  # what was pushed before it is gathered
-        assert cache.num_gathering
+        cache = push_some(sender, receiver)
         sender.tell(CancelSend(handoff=handoff("a")))
         sender.wait(SendDrained, handoff("a"))
         assert not cache.num_gathering
+
+
+def test_a_drain_that_failed_once_is_answered_when_it_has_not() -> None:
+    with open_world(LOOPBACK) as world:
+        sender, receiver = world.pair()
+        cache = push_some(sender, receiver)
+        cache.num_failures = 1
+        sender.tell(CancelSend(handoff=handoff("a")))
+        sender.wait(SendDrained, handoff("a"))
+        assert not cache.num_gathering
+
+
+@pytest.mark.parametrize("first", ["cancelled", "lost"])
+def test_an_endpoint_whose_gathers_are_never_over_says_so_and_drains_nothing(first: str) -> None:
+    with open_world(LOOPBACK) as world:
+        sender, receiver = world.pair()
+        cache = push_some(sender, receiver)
+        cache.num_failures = FOR_EVER
+        if first == "lost":
+            sender.tell(ClosePeer(peer_id=receiver.peer_id))
+        sender.tell(CancelSend(handoff=handoff("a")))
+        (end,) = sender.wait(EndpointFailed)
+        assert "illegal memory access" in end.reason
+        assert not [event for event in sender.leftover() if isinstance(event, SendDrained)]
 
 
 # ---- texts

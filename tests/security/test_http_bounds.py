@@ -160,6 +160,23 @@ async def test_more_connections_than_allowed_are_closed_and_the_others_live(
         assert (await http.get("/health")).status_code == 200
 
 
+async def test_connections_that_wait_between_two_requests_keep_nobody_out(bounded: World) -> None:
+    host, _, port = bounded.router.http_address.rpartition(":")
+    idle = []
+    for _ in range(LIMITS.max_connections):
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert b" 200 " in await reader.readuntil(b"\r\n\r\n")
+        idle.append(writer)
+    for _ in range(2):
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(GOOD)
+        assert ANSWER.encode() in await reader.readuntil(b"}]"), "a new client was hung up on"
+        idle.append(writer)
+    for writer in idle:
+        writer.close()
+
+
 async def _is_closed_at_once(reader: asyncio.StreamReader) -> bool:
     try:
         async with asyncio.timeout(LIMITS.header_timeout_s / 2):
