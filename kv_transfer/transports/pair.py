@@ -42,6 +42,9 @@ class Group(Protocol):
     before the call before it is over.
     """
 
+    def connect(self, other: int, *, sends: bool) -> None:
+        """Make what the first operation would make. Both sides call it, one of them sends."""
+
     def send(self, data: torch.Tensor, other: int) -> Moving: ...
 
     def receive(self, data: torch.Tensor, other: int) -> Moving: ...
@@ -130,16 +133,19 @@ class Pair:
     def _use_group(self, offer: PairOffer | None) -> None:
         with self._busy():
             store = self._open_store(offer)
-            rank = HOST if offer is None else GUEST
+            rank, other = (HOST, GUEST) if offer is None else (GUEST, HOST)
             group = self._make_group(store, rank, self._setting)
         with self._lock:
             self._group = group
             if self._is_closed:
                 group.abort()
                 return
+        with self._busy():  # outside a turn: waiting for a dead rank holds up no other link
+            self._meet(store, rank, other)
+            group.connect(other, sends=rank == HOST)
         self._setting.events.put(PairMet(self._stream))
         while (job := self._wait_for_job()) is not None:
-            self._move(group, GUEST if rank == HOST else HOST, job)
+            self._move(group, other, job)
 
     def _named(self, error: Exception) -> TransferError:
         """Our own deadline and that of the process group are the same; either may come first."""
@@ -171,6 +177,13 @@ class Pair:
             )
         self._stream.send(Message(PairOffer(host, port)))
         return store
+
+    def _meet(self, store: Store, rank: int, other: int) -> None:
+        """Wait until the other side has its group too. Raises RuntimeError when it has not in time:
+        a connection that one side alone makes may be waited for without end.
+        """
+        store.set(f"group {rank}", "made")
+        store.wait([f"group {other}"], timedelta(seconds=self._setting.timeout_s))
 
     def _move(self, group: Group, other: int, first: Send | Receive) -> None:
         """Do it, and what is to follow of its kind: posted as soon as it is there, so that neither

@@ -1,7 +1,8 @@
 """A link whose payloads travel through a process group of two ranks, made at run time.
 
     sending side                                   receiving side
-      (first time: PairOffer) ───────────────────────>     where to meet: both make the group
+      (first time: PairOffer) ───────────────────────>     where to meet: both make the group, and
+                                                           connect when both have made it
       Frame + Announced ─────────────────────────────>     the send is posted now: post the receive
       payload ══════════ process group ══════════════>     then the message counts as arrived
 

@@ -38,6 +38,9 @@ class _GlooGroup:
         options._timeout = timedelta(seconds=setting.timeout_s)  # nothing else ends a blocked call
         self._group: _TorchGroup = _C10D.ProcessGroupGloo(store, rank, 2, options)
 
+    def connect(self, other: int, *, sends: bool) -> None:
+        """It was, when the group was made."""
+
     def send(self, data: torch.Tensor, other: int) -> Moving:
         return self._group.send([data], other, 0)
 
@@ -59,7 +62,7 @@ class _Posted:
 
 
 class NcclGroup:
-    """Two GPUs, whose connection is made by the first operation."""
+    """Two GPUs, whose communicator is made by the first operation."""
 
     def __init__(self, store: Store, rank: int, setting: LinkSetting) -> None:
         torch.cuda.set_device(setting.kv.device)  # of this thread, which makes all calls but abort
@@ -70,6 +73,13 @@ class NcclGroup:
         self._group: _TorchGroup = _C10D.ProcessGroupNCCL(store, rank, 2, options)
         self._stream = torch.cuda.Stream(setting.kv.device)  # type: ignore[no-untyped-call]
         self._staging = setting.staging
+        self._device = setting.kv.device
+
+    def connect(self, other: int, *, sends: bool) -> None:
+        with torch.cuda.stream(self._stream):
+            byte = torch.zeros(1, dtype=torch.uint8, device=self._device)
+        moving = self.send(byte, other) if sends else self.receive(byte, other)
+        moving.wait()
 
     def send(self, data: torch.Tensor, other: int) -> Moving:
         if self._staging is not None:

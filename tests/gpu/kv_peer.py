@@ -4,8 +4,9 @@
 
 It reads commands, one a line, and prints ``ready ADDRESS`` and then the name of each event. With a
 SIGNAL it sends that to itself in place of the OPERATION-th call of its process group; call 0 is the
-group's making, 1 and 2 warm both directions up, later ones carry frames. With cuda_ipc: in place of
-the OPERATION-th offer, warming or frame of its link.
+group's making, 1 and 2 warm both directions up, later ones carry frames (the byte that connects the
+group is not counted). With cuda_ipc: in place of the OPERATION-th offer, warming or frame of its
+link.
 """
 
 import os
@@ -42,6 +43,9 @@ class MortalGroup:
         self._calls = 0
         self._count()
         self._group = NcclGroup(store, rank, setting)
+
+    def connect(self, other: int, *, sends: bool) -> None:
+        self._group.connect(other, sends=sends)
 
     def send(self, data: torch.Tensor, other: int) -> Moving:
         self._count()

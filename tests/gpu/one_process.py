@@ -26,6 +26,9 @@ class OneProcessGroup:
     def __init__(self, store: Store, rank: int, setting: LinkSetting) -> None:
         self._group = NcclGroup(store, rank, setting)
 
+    def connect(self, other: int, *, sends: bool) -> None:
+        self._group.connect(other, sends=sends)
+
     def send(self, data: torch.Tensor, other: int) -> Moving:
         return self._group.send(data, other)
 

@@ -1,13 +1,15 @@
 """The link whose payloads go through a process group: its order of words, and calls that hang."""
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from queue import SimpleQueue
-from threading import Lock
+from threading import Event, Lock
 
 import numpy as np
 import pytest
 import torch
+from torch._C._distributed_c10d import Store
 
 from kv_transfer.messages import (
     Announced,
@@ -19,7 +21,6 @@ from kv_transfer.messages import (
 )
 from kv_transfer.payload import Bytes
 from kv_transfer.transports.loopback import LoopbackNetwork
-from kv_transfer.transports.pair import MAX_IN_TURN
 from kv_transfer.transports.pair_link import MAX_PARCEL_BYTES, MAX_PARCELS, PairLink
 from kv_transfer.transports.process_group import gloo_link
 from kv_transfer.transports.transport import (
@@ -27,25 +28,27 @@ from kv_transfer.transports.transport import (
     Closed,
     LinkSetting,
     Opened,
+    Stream,
     StreamEvents,
     Turns,
 )
-from pdserve.core.errors import LinkDownError, TransferTimeoutError
+from pdserve.core.errors import LinkDownError, TransferError, TransferTimeoutError
 from tests.fakes import FakeClock
 
+SMALL = np.arange(64, dtype=np.uint8)
 PAYLOAD = np.arange(8 << 20, dtype=np.uint8)  # more than sockets take before someone reads
 
 
 class End:
     """One end of the link, its queue pumped by the test."""
 
-    def __init__(self, clock: FakeClock, turns: Turns) -> None:
+    def __init__(self, clock: FakeClock, turns: Turns, timeout_s: float) -> None:
         self.events: StreamEvents = SimpleQueue()
         self.setting = LinkSetting(
             events=self.events,
             clock=clock,
             host="127.0.0.1",
-            timeout_s=10.0,
+            timeout_s=timeout_s,
             kv=torch.empty(0),
             turns=turns,
         )
@@ -70,17 +73,62 @@ def ends() -> Iterator[tuple[FakeClock, End, End]]:
         yield clock, dialled, accepted
 
 
+class LateGroup:
+    """As NCCL's: made at once, but what is first done waits for the other side, without end."""
+
+    def __init__(self, store: Store, rank: int, setting: LinkSetting) -> None:
+        self._store = store
+        self._rank = rank
+        self._is_connected = False
+        self._num_moved = 0
+
+    def connect(self, other: int, *, sends: bool) -> None:
+        self._store.set(f"connects {self._rank}", "now")
+        while not self._store.check([f"connects {other}"]):
+            time.sleep(0.01)
+        self._is_connected = True
+
+    def send(self, data: torch.Tensor, other: int) -> "LateGroup":
+        assert self._is_connected
+        self._store.set(f"moved {self._num_moved}", data.numpy().tobytes().decode("latin-1"))
+        self._num_moved += 1
+        return self
+
+    def receive(self, data: torch.Tensor, other: int) -> "LateGroup":
+        assert self._is_connected
+        came = self._store.get(f"moved {self._num_moved}").decode().encode("latin-1")
+        data.copy_(torch.frombuffer(bytearray(came), dtype=torch.uint8))
+        self._num_moved += 1
+        return self
+
+    def wait(self) -> None:
+        """It is there already."""
+
+    def abort(self) -> None:
+        """What waits for the other side goes on waiting."""
+
+
+def late_link(stream: Stream, setting: LinkSetting) -> PairLink:
+    return PairLink(stream, setting, LateGroup, torch.device("cpu"))
+
+
 @contextmanager
-def linked(clock: FakeClock, sending: Turns, receiving: Turns) -> Iterator[tuple[End, End]]:
+def linked(
+    clock: FakeClock,
+    sending: Turns,
+    receiving: Turns,
+    make_link: Callable[[Stream, LinkSetting], PairLink] = gloo_link,
+    timeout_s: float = 10.0,
+) -> Iterator[tuple[End, End]]:
     """A link between two ranks; ends with the same turns are the same rank's."""
     network = LoopbackNetwork()
-    dialled, accepted = End(clock, sending), End(clock, receiving)
+    dialled, accepted = End(clock, sending, timeout_s), End(clock, receiving, timeout_s)
     wires = network.open(dialled.events), network.open(accepted.events)
     stream = wires[0].connect(wires[1].address)
     opened = accepted.events.get()
     assert isinstance(opened, Opened)
-    dialled.link = gloo_link(stream, dialled.setting)
-    accepted.link = gloo_link(opened.stream, accepted.setting)
+    dialled.link = make_link(stream, dialled.setting)
+    accepted.link = make_link(opened.stream, accepted.setting)
     try:
         yield dialled, accepted
     finally:
@@ -97,13 +145,13 @@ def holds(message: Message, payload: Bytes) -> bool:
     return bool((message.payload == payload).all())
 
 
-def meet(sender: End, receiver: End) -> None:
+def meet(sender: End, receiver: End, payload: Bytes = PAYLOAD) -> None:
     """The first payload makes the group, and arrives: parcel 0."""
-    sender.link.send(Message(Warm(), PAYLOAD))
+    sender.link.send(Message(Warm(), payload))
     while (message := receiver.take()) is None:  # offer, met, announced
         pass
     assert message.body == Warm()
-    assert holds(message, PAYLOAD)
+    assert holds(message, payload)
     assert sender.take() is None  # met
 
 
@@ -131,28 +179,38 @@ def test_many_payloads_follow_each_other_and_come_in_their_order(
 ) -> None:
     _, sender, receiver = ends
     meet(sender, receiver)
-    for number in range(MAX_IN_TURN + 3):
-        sender.link.send(Message(Heartbeat(), np.full(1 << 20, number, np.uint8)))
-    came: list[Message] = []
-    while len(came) < MAX_IN_TURN + 3:
-        if (message := receiver.take()) is not None:
-            came.append(message)
-    assert all(
-        holds(message, np.full(1 << 20, number, np.uint8)) for number, message in enumerate(came)
-    )
+    for first in (0, MAX_PARCELS):  # no more are announced at once
+        sent = [np.full(1 << 20, first + number, np.uint8) for number in range(MAX_PARCELS)]
+        for payload in sent:
+            sender.link.send(Message(Heartbeat(), payload))
+        came: list[Message] = []
+        while len(came) < MAX_PARCELS:
+            if (message := receiver.take()) is not None:
+                came.append(message)
+        assert all(holds(message, payload) for message, payload in zip(came, sent, strict=True))
 
 
-def test_the_next_word_is_said_before_the_payload_before_it_has_gone(
-    ends: tuple[FakeClock, End, End],
-) -> None:
-    _, sender, receiver = ends
-    meet(sender, receiver)
-    for _ in range(3):
-        sender.link.send(Message(Heartbeat(), PAYLOAD))
-    for parcel in (1, 2, 3):  # nothing is received meanwhile
-        event = receiver.events.get(timeout=20)
-        assert isinstance(event, Arrived)
-        assert event.message.announced == Announced(parcel, len(PAYLOAD))
+def test_the_next_word_is_said_before_the_payload_before_it_has_gone() -> None:
+    released, turns = Event(), some_turns()
+
+    class HeldGroup(LateGroup):
+        def wait(self) -> None:
+            if self._num_moved > 1:  # after the one that makes the link
+                released.wait(20)
+
+    def held_link(stream: Stream, setting: LinkSetting) -> PairLink:
+        return PairLink(stream, setting, HeldGroup, torch.device("cpu"))
+
+    with linked(FakeClock(), turns, some_turns(), held_link) as (sender, receiver):
+        meet(sender, receiver, SMALL)
+        with turns.sending:
+            for _ in range(3):
+                sender.link.send(Message(Heartbeat(), SMALL))
+        for parcel in (1, 2, 3):
+            event = receiver.events.get(timeout=20)
+            assert isinstance(event, Arrived)
+            assert event.message.announced == Announced(parcel, len(SMALL))
+        released.set()
 
 
 def test_a_send_that_nobody_receives_is_overdue_and_can_be_aborted(
@@ -202,6 +260,28 @@ def test_a_sender_that_stops_in_a_frame_keeps_no_other_link_waiting() -> None:
             while (message := receiver.take()) is None:
                 pass
             assert holds(message, PAYLOAD)
+
+
+def test_a_peer_that_never_makes_its_group_keeps_no_other_link_of_the_rank_waiting() -> None:
+    clock, one_rank = FakeClock(), some_turns()
+    with (
+        linked(clock, one_rank, some_turns(), late_link, timeout_s=0.5) as (to_dead, dead),
+        linked(clock, one_rank, some_turns(), late_link) as (to_living, living),
+    ):
+        to_dead.link.send(Message(Warm(), SMALL))
+        offer = dead.events.get(timeout=20)
+        assert isinstance(offer, Arrived)
+        assert isinstance(offer.message.body, PairOffer)  # and it dies before it has taken that up
+        to_living.link.send(Message(Warm(), SMALL))
+        while (message := living.take()) is None:
+            pass
+        assert holds(message, SMALL)
+        while not isinstance(event := to_dead.events.get(timeout=20), Closed):
+            pass
+        assert isinstance(event.error, TransferError)
+        for thread in list(to_dead.setting.threads):
+            thread.join(5)
+            assert not thread.is_alive()
 
 
 @pytest.mark.parametrize(
