@@ -27,11 +27,12 @@ _EXPORTERS: dict[str, type[GrpcExporter] | type[HttpExporter]] = {
 
 
 class OtelSpan:
-    """A ``Span``."""
+    """A ``Span``. ``epoch_ns``: Unix time at the zero of the clock that all of its times are by."""
 
-    def __init__(self, tracer: trace.Tracer, span: trace.Span) -> None:
+    def __init__(self, tracer: trace.Tracer, span: trace.Span, epoch_ns: int) -> None:
         self._tracer = tracer
         self._span = span
+        self._epoch_ns = epoch_ns
 
     @property
     def traceparent(self) -> str:
@@ -42,16 +43,19 @@ class OtelSpan:
     def stage(self, name: str, *, start_s: float, end_s: float) -> None:
         if self._span.is_recording():
             span = self._tracer.start_span(
-                name, trace.set_span_in_context(self._span), start_time=_unix_ns(start_s)
+                name, trace.set_span_in_context(self._span), start_time=self._unix_ns(start_s)
             )
-            span.end(_unix_ns(end_s))
+            span.end(self._unix_ns(end_s))
 
     def end(self, *, end_s: float, attributes: Attributes, error: str | None) -> None:
         self._span.set_attributes(dict(attributes))
         if error is not None:
             self._span.set_attribute("error.type", error)
             self._span.set_status(trace.StatusCode.ERROR, error)
-        self._span.end(_unix_ns(end_s))
+        self._span.end(self._unix_ns(end_s))
+
+    def _unix_ns(self, monotonic_s: float) -> int:
+        return self._epoch_ns + _ns(monotonic_s)
 
 
 class OtelTracer:
@@ -72,14 +76,15 @@ class OtelTracer:
         self, name: str, *, parent: str | None, start_s: float, attributes: Attributes
     ) -> OtelSpan:
         carrier = {} if parent is None else {"traceparent": parent}
+        epoch_ns = time.time_ns() - time.monotonic_ns()
         span = self._tracer.start_span(
             name,
             _PROPAGATOR.extract(carrier),
             kind=trace.SpanKind.SERVER,
             attributes=dict(attributes),
-            start_time=_unix_ns(start_s),
+            start_time=epoch_ns + _ns(start_s),
         )
-        return OtelSpan(self._tracer, span)
+        return OtelSpan(self._tracer, span, epoch_ns)
 
     def close(self) -> None:
         self._provider.shutdown()
@@ -95,6 +100,5 @@ def start_tracer(process: str) -> Tracer:
     return OtelTracer(process, _EXPORTERS[protocol]())
 
 
-def _unix_ns(monotonic_s: float) -> int:
-    """A moment of this process's monotonic clock in Unix time."""
-    return time.time_ns() - int((time.monotonic() - monotonic_s) * 1e9)
+def _ns(monotonic_s: float) -> int:
+    return round(monotonic_s * 1e9)

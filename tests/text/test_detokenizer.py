@@ -124,9 +124,12 @@ def test_a_token_costs_the_same_early_and_late(tokenizers_by_kind, kind):
             sys.setprofile(None)
         return len(calls)
 
+    def fewest_calls() -> int:  # what the garbage collector calls now and then is not ours
+        return min(num_calls() for _ in range(5))
+
     stream.push(word)
-    early = num_calls()
+    early = fewest_calls()
     for _ in range(2000):
         stream.push(word)
-    assert num_calls() == early
+    assert fewest_calls() == early
     assert len(stream.flush()) < 8
