@@ -12,9 +12,10 @@ import pytest
 import torch
 
 from pdserve.core.errors import ConfigError, RankError
+from pdserve.engine.batch import Batch
 from pdserve.engine.parallel import SoloGroup, TpGroup, start_tp_group
 from tests.engine.families import FAMILIES, VOCAB_SIZE, reference_greedy, reference_logprobs
-from tests.engine.runs import greedy, logprobs_after, make_runner
+from tests.engine.runs import chunk, greedy, joined, logprobs_after, make_runner
 
 ModelOf = Callable[[str], Path]
 CPU = torch.device("cpu")
@@ -42,6 +43,32 @@ def on_ranks(tp_size: int, store_path: Path, work: Callable[[TpGroup], Any]) -> 
 
     with ThreadPoolExecutor(tp_size) as pool:
         return list(pool.map(rank, range(tp_size)))
+
+
+class CountingGroup(SoloGroup):
+    """One rank, which counts the sums."""
+
+    def __init__(self) -> None:
+        self.num_sums = 0
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        assert x.numel(), "ranks do not wait for each other to sum nothing"
+        self.num_sums += 1
+        return x
+
+
+def test_a_step_that_samples_nothing_sums_after_the_last_layers_kv_too(model_of: ModelOf) -> None:
+    """A rank that is done speaks for all: their KV is handed over then."""
+    group = CountingGroup()
+    runner = make_runner(model_of("llama"), group)
+    sums = []
+    for step, num_samples in enumerate((0, 1)):
+        before = group.num_sums
+        part = chunk(0, 4 * step, (1, 2, 3, 4), num_samples=num_samples)
+        joins = (joined(0, [0], 8),) if step == 0 else ()
+        runner.launch(Batch(step=step, joined=joins, chunks=(part,))).wait()
+        sums.append(group.num_sums - before)
+    assert sums[0] == sums[1] - 1  # but for the last layer's MLP
 
 
 @pytest.mark.parametrize(("family", "tp_size"), CUTS)

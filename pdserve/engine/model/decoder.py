@@ -122,9 +122,10 @@ class Decoder:
         last = self.layers[-1]
         attended = last.attend(x, residual, step)
         if step.last_rows is not None:  # every KV is written: nobody reads the other rows
+            if len(step.last_rows) == 0:
+                last.attention.out(attended[:1])  # summed when all ranks have written their KV
+                return residual[:0]
             attended, residual = attended[step.last_rows], residual[step.last_rows]
-            if len(residual) == 0:
-                return residual
         return self.norm.add(last.finish(attended, residual), residual)
 
     def logits(self, hidden: Tensor) -> Tensor:
