@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pdserve.core.config import MIN_FRAME_BYTES, KvTransferConfig
 
 MAX_WINDOW = 8  # frames; more only fill buffers
+MAX_HOST_FRAME_BYTES = 64 << 20  # of what goes through host memory, whatever is set
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +32,11 @@ def frames_of(config: KvTransferConfig, transport: str) -> Frames:
     """What is set, and for the rest what suits the transport."""
     if transport == "cuda_ipc":
         return LENT
-    usual = _FROM_GPU_TO_GPU if transport == "nccl" else _THROUGH_HOSTS
+    usual, wanted = _FROM_GPU_TO_GPU, config.frame_bytes
+    if transport != "nccl":
+        usual, wanted = _THROUGH_HOSTS, wanted and min(wanted, MAX_HOST_FRAME_BYTES)
     if config.staging_bytes is None:
-        return Frames(config.frame_bytes or usual.num_bytes, usual.window)
+        return Frames(wanted or usual.num_bytes, usual.window)
     fitting = max(MIN_FRAME_BYTES, config.staging_bytes // usual.window)
-    num_bytes = config.frame_bytes or min(usual.num_bytes, fitting)
+    num_bytes = wanted or min(usual.num_bytes, fitting)
     return Frames(num_bytes, min(MAX_WINDOW, config.staging_bytes // num_bytes))

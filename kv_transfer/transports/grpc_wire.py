@@ -34,7 +34,7 @@ SERVICE = DESCRIPTOR.services_by_name["KvTransfer"].full_name
 METHOD = f"/{SERVICE}/Link"
 MAX_STREAMS = 256  # each accepted stream holds a thread while it lives
 STOP_TIMEOUT_S = 5.0
-MAX_MESSAGE_BYTES = 80 << 20  # more than the largest kv_transfer.frame_bytes
+MAX_MESSAGE_BYTES = 80 << 20  # more than the largest frame through hosts
 OPTIONS = (
     ("grpc.use_local_subchannel_pool", 1),  # else channels to one address share one connection
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),

@@ -33,7 +33,7 @@ from kv_transfer.transports.transport import (
 )
 from pdserve.core.errors import LinkDownError
 
-MAX_PARCEL_BYTES = 64 << 20
+MAX_PARCEL_BYTES = 256 << 20
 MAX_PARCELS = 8  # announced and not there yet; no honest side has more
 
 

@@ -169,7 +169,7 @@ class KvCacheConfig:
         _at_least("kv_cache.block_size", self.block_size, 1)
 
 
-MIN_FRAME_BYTES, MAX_FRAME_BYTES = 1 << 16, 64 << 20
+MIN_FRAME_BYTES, MAX_FRAME_BYTES = 1 << 16, 256 << 20
 MAX_NCCL_CHANNELS = 64
 
 

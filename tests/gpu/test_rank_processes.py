@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from kv_transfer.commands import (
     AcceptPeer,
@@ -56,6 +57,12 @@ def expected() -> Sequence[int]:
     return [runner.launch(batch).wait().sampled[0].tokens[0] for batch in batches]
 
 
+def share_in_use(device: str) -> float:
+    """Of the GPU's memory, by whomever: a node counts its neighbours' as its own."""
+    free, total = torch.cuda.mem_get_info(device)
+    return 1 - free / total
+
+
 @asynccontextmanager
 async def node(
     tmp_path: Path, peer_id: str, transport: str, device: str
@@ -66,7 +73,11 @@ async def node(
         node=peer_id,
         peer_id=peer_id,
         run_dir=run_dir,
-        engine=replace(tiny_engine_config(Path("tiny")), device=device, gpu_memory_utilization=0.1),
+        engine=replace(
+            tiny_engine_config(Path("tiny")),
+            device=device,
+            gpu_memory_utilization=share_in_use(device) + 0.1,
+        ),
         kv_transfer=KvTransferConfig(transport=transport),
         host="127.0.0.1",
         port_range=None,
