@@ -24,7 +24,7 @@ class Frames:
 
 
 LENT = Frames(256 << 20, 4)  # nothing is staged; a frame is under a millisecond over NVLink
-_FROM_GPU_TO_GPU = Frames(64 << 20, 4)
+_FROM_GPU_TO_GPU = Frames(256 << 20, 2)
 _THROUGH_HOSTS = Frames(2 << 20, 4)
 
 

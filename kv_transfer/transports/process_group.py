@@ -1,7 +1,8 @@
 """The process groups that links use: gloo between host memories, nccl from GPU to GPU.
 
-nccl: the environment of the process must hold TORCH_NCCL_ASYNC_ERROR_HANDLING=0 (or 2) and have
-torch's heartbeat monitor off, or its watchdog ends the process when a peer dies.
+nccl: the environment of the process must hold TORCH_NCCL_ASYNC_ERROR_HANDLING=0 (or 2) and
+TORCH_NCCL_RETHROW_CUDA_ERRORS=0, and have torch's heartbeat monitor off, or its watchdog ends the
+process when a peer dies or a group is let go of.
 """
 
 from dataclasses import replace

@@ -178,8 +178,8 @@ class KvTransferConfig:
     """How KV moves between nodes."""
 
     transport: str = "auto"  # auto, grpc, gloo, nccl, cuda_ipc
-    frame_bytes: int | None = None  # payload of one message; default: 2 MiB, over nccl 64 MiB
-    staging_bytes: int | None = None  # on their way at once on a link; default: 4 frames
+    frame_bytes: int | None = None  # payload of one message; default: 2 MiB, over nccl 256 MiB
+    staging_bytes: int | None = None  # on their way at once on a link; default: 4 frames, nccl 2
     nccl_channels: int | None = None  # thread blocks that move a pair's bytes; default: NCCL's
     timeout_s: float = 30.0  # for one operation; then the pair is closed and remade
 

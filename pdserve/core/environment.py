@@ -58,11 +58,12 @@ def set_up_gpu_rank() -> None:
     """What CUDA, NCCL and flash-attn read from the environment, set before a process first uses its
     GPU.
 
-    torch's watchdog must not end the process when a peer is gone: our own deadlines do what there
-    is to do. Kernels are loaded at start: loading one while a transfer's kernel waits for its peer
-    would wait with it. Ranks of a group may each see one GPU only, then all by the same number.
-    NVLink multicast is not used. flash-attn keeps the kernels that it compiles, which takes it most
-    of a rank's start, where there is a place for them. What the user has set stays.
+    torch's watchdog must not end the process when a peer is gone, or when it looks at an event of a
+    group that is let go of: our own deadlines do what there is to do. Kernels are loaded at start:
+    loading one while a transfer's kernel waits for its peer would wait with it. Ranks of a group
+    may each see one GPU only, then all by the same number. NVLink multicast is not used. flash-attn
+    keeps the kernels that it compiles, which takes it most of a rank's start, where there is a
+    place for them. What the user has set stays.
     """
     kernels = cache_dir() / "flash_attn"
     kept = _kept_kernels(kernels) if _can_lock_files(kernels) else {}
@@ -101,6 +102,7 @@ def set_up_front() -> None:
 _GPU_RANK = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
     "TORCH_NCCL_ENABLE_MONITORING": "0",
+    "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",
     "CUDA_MODULE_LOADING": "EAGER",
     "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES": "1",
     "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",

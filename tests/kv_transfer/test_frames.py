@@ -13,9 +13,9 @@ MIB = 1 << 20
     [
         ("grpc", None, None, Frames(2 * MIB, 4)),
         ("gloo", None, None, Frames(2 * MIB, 4)),
-        ("nccl", None, None, Frames(64 * MIB, 4)),
-        ("nccl", 16 * MIB, None, Frames(16 * MIB, 4)),
-        ("nccl", None, 64 * MIB, Frames(16 * MIB, 4)),
+        ("nccl", None, None, Frames(256 * MIB, 2)),
+        ("nccl", 16 * MIB, None, Frames(16 * MIB, 2)),
+        ("nccl", None, 64 * MIB, Frames(32 * MIB, 2)),
         ("nccl", 256 * MIB, 512 * MIB, Frames(256 * MIB, 2)),
         ("grpc", 256 * MIB, None, Frames(64 * MIB, 4)),
         ("gloo", 256 * MIB, 256 * MIB, Frames(64 * MIB, 4)),
