@@ -20,6 +20,8 @@ from router.legs import Job
 from router.prompt_scores import PromptScores
 from router.tool_use import CallRules
 
+NEWS_AT_ONCE = 64  # of a call whose answer is given whole: nobody waits for the single tokens
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
@@ -62,6 +64,7 @@ class Generation:
         self._dispatcher = dispatcher
         self._inbox = call.inbox
         self._prompt_tokens = sum(len(request.job.prompt_ids) for request in requests)
+        self._has_stop_strings = any(request.rules.stop for request in requests)
         self._best_of = {prompt: each.best_of for prompt, each in enumerate(requests)}
         self._completion_tokens = 0
         self._texts = {
@@ -91,12 +94,15 @@ class Generation:
         """How each prompt went, in their order; all are there once the iteration has ended."""
         return tuple(self._overs[prompt] for prompt in sorted(self._overs))
 
-    async def __aiter__(self) -> AsyncIterator[list[Delta]]:
+    def __aiter__(self) -> AsyncIterator[list[Delta]]:
         """Raises the error of the first request that fails, after what came before it."""
+        return self._deltas(at_least=1)
+
+    async def _deltas(self, *, at_least: int) -> AsyncIterator[list[Delta]]:
         while len(self._overs) < len(self.request_ids):
             deltas: list[Delta] = []
             failed: PdserveError | None = None
-            for prompt, news in _merged(await self._inbox.take()):
+            for prompt, news in _merged(await self._inbox.take(at_least)):
                 if isinstance(news, RequestOver):
                     self._overs[prompt] = news
                     failed = failed or news.error
@@ -112,7 +118,9 @@ class Generation:
     async def collect(self) -> list[Delta]:
         """Each choice's whole answer, by prompt and choice; the best where ``best_of`` is asked."""
         parts: dict[tuple[int, int], list[Delta]] = {}
-        async for deltas in self:
+        # A stop string ends work on a node, so it is looked for in every token at once.
+        at_least = 1 if self._has_stop_strings else NEWS_AT_ONCE
+        async for deltas in self._deltas(at_least=at_least):
             for delta in deltas:
                 parts.setdefault((delta.prompt, delta.choice), []).append(delta)
         answers: dict[int, list[Delta]] = {}

@@ -65,21 +65,28 @@ class Inbox:
         self._turns = turns
         self._loop = asyncio.get_running_loop()  # asked once: asking costs a system call
         self._news: list[tuple[int, News]] = []
-        self._reader: asyncio.Future[None] | None = None  # waits for the first news
+        self._has_over = False  # among the news
+        self._reader: asyncio.Future[None] | None = None  # waits for ``_wanted`` pieces
+        self._wanted = 1
 
     def put(self, prompt: int, news: News) -> None:
         self._news.append((prompt, news))
-        if self._reader is not None:
+        self._has_over = self._has_over or isinstance(news, RequestOver)
+        if self._reader is not None and self._is_enough():
             self._turns.add(self._reader)
             self._reader = None
 
-    async def take(self) -> list[tuple[int, News]]:
-        """Everything that has come, at least one piece of news."""
-        if not self._news:
+    async def take(self, at_least: int = 1) -> list[tuple[int, News]]:
+        """Everything that has come: so many pieces at least, fewer when a request is over."""
+        self._wanted = at_least
+        if not self._is_enough():
             self._reader = self._loop.create_future()
             await self._reader
-        news, self._news = self._news, []
+        news, self._news, self._has_over = self._news, [], False
         return news
+
+    def _is_enough(self) -> bool:
+        return self._has_over or len(self._news) >= self._wanted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

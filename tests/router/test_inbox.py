@@ -5,7 +5,11 @@ import asyncio
 import pytest
 
 from pdserve.core.request import TokenOutput
-from router.inbox import READERS_A_TURN, Inbox, Turns
+from router.inbox import READERS_A_TURN, Inbox, RequestOver, Turns
+
+OVER = RequestOver(
+    error=None, timeline=None, planned=None, explain="", num_attempts=1, cached_tokens=0
+)
 
 
 def output(index: int) -> TokenOutput:
@@ -98,3 +102,22 @@ async def test_a_reader_that_was_ended_holds_up_nobody() -> None:
     assert readers[1].takes == [1]
     first.put(0, output(1))
     assert [item.index for _, item in await first.take() if isinstance(item, TokenOutput)] == [0, 1]
+
+
+async def test_a_reader_of_many_waits_for_so_many_or_for_an_end() -> None:
+    inbox = Inbox(Turns())
+    reading = asyncio.create_task(inbox.take(at_least=3))
+    for index in range(2):
+        inbox.put(0, output(index))
+    await one_turn()
+    assert not reading.done()
+    inbox.put(0, output(2))
+    assert [item for _, item in await reading] == [output(0), output(1), output(2)]
+
+    reading = asyncio.create_task(inbox.take(at_least=3))
+    await one_turn()
+    inbox.put(1, OVER)
+    assert await reading == [(1, OVER)]
+
+    inbox.put(0, OVER)
+    assert await inbox.take(at_least=3) == [(0, OVER)]
