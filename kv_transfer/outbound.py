@@ -13,7 +13,7 @@ from kv_transfer.frame_queue import LinkId
 from kv_transfer.local_rank import LocalRank, check_hello, check_rank
 from kv_transfer.messages import Frame, Heartbeat, Hello, Message, Refused, Warm, checksum
 from kv_transfer.outgoing import Outgoing
-from kv_transfer.payload import Payload
+from kv_transfer.payload import Payload, allocating
 from kv_transfer.transports.transport import Link, Payloads
 from pdserve.core.errors import LinkDownError, TransferTimeoutError
 from pdserve.core.request import HandoffId
@@ -65,7 +65,8 @@ class OutboundLink:
     def shake_hands(self, peer: Peer, message: Message) -> bool:
         """A message came before the link was up. True if the link is up now.
 
-        Raises HandshakeError or LinkDownError if it is not what makes the link come up.
+        Raises HandshakeError or LinkDownError if it is not what makes the link come up,
+        TransferError if there is no memory for a first payload.
         """
         match self._phase, message.body:
             case _Phase.GREETING, Hello() as hello:
@@ -83,7 +84,10 @@ class OutboundLink:
         return self.is_up
 
     def send_next(self, outgoing: Outgoing) -> int:
-        """Send the handoff's next frame over this link; returns its payload's bytes."""
+        """Send the handoff's next frame over this link; returns its payload's bytes.
+
+        Raises TransferError if there is no memory for them.
+        """
         pieces, heads = outgoing.next_frame(self.link_id)
         first = self.heads.start
         payload = self._take_up(outgoing, pieces, range(first + heads.start, first + heads.stop))
@@ -138,14 +142,16 @@ class OutboundLink:
     def _blank(self) -> Payload | None:
         if self.link.payloads is Payloads.LENT:
             return None
-        return self._fit(self._local.pieces.blank(self._frames.num_bytes))
+        with allocating():
+            return self._fit(self._local.pieces.blank(self._frames.num_bytes))
 
     def _take_up(self, outgoing: Outgoing, pieces: range, heads: range) -> Payload:
         """Copy the pieces out of the cache, or say where they are."""
         if self.link.payloads is Payloads.LENT:
             return outgoing.lend(pieces, heads)
-        payload = self._local.pieces.gather(outgoing.blocks, pieces, heads, unit=outgoing.unit)
-        return self._fit(payload)
+        with allocating():
+            payload = self._local.pieces.gather(outgoing.blocks, pieces, heads, unit=outgoing.unit)
+            return self._fit(payload)
 
     def _fit(self, payload: Payload) -> Payload:
         on_device = self.link.payloads is Payloads.ON_DEVICE

@@ -1,6 +1,7 @@
 """What comes with a frame: its bytes, or the word where in the sender's cache they can be read."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -69,6 +70,15 @@ class Borrowed:
 
 
 Payload = Bytes | torch.Tensor | Lent | Borrowed  # flat, uint8, contiguous; tensors on the device
+
+
+@contextmanager
+def allocating() -> Iterator[None]:
+    """Raises TransferError, in CUDA's words, where there is no memory for a payload."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise TransferError(f"no memory for a payload: {error}") from error
 
 
 def in_host_memory(payload: Payload) -> Bytes:

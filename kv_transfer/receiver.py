@@ -26,7 +26,7 @@ from kv_transfer.incoming import Incoming
 from kv_transfer.lobby import Lobby
 from kv_transfer.local_rank import LocalRank, check_hello
 from kv_transfer.messages import Frame, Heartbeat, Hello, Message
-from kv_transfer.payload import Borrowed, Payload
+from kv_transfer.payload import Borrowed, Payload, allocating
 from kv_transfer.pieces import Copying
 from kv_transfer.reasons import failed, lost
 from kv_transfer.reshard import (
@@ -290,12 +290,15 @@ class Receiver:
     def _begin_copy(
         self, inbound: InboundLink, incoming: Incoming, frame: Frame, payload: Payload | None
     ) -> _Begun:
-        """Raises TransferError if the frame is wrong, or its bytes are not what was sent."""
+        """Raises TransferError if the frame is wrong, its bytes are not what was sent, or there is
+        no memory for them.
+        """
         heads = incoming.check(inbound.link_id.rank, frame, payload)
         assert payload is not None
-        copying = self._local.pieces.scatter(
-            payload, incoming.blocks, frame.pieces, heads, unit=incoming.unit
-        )
+        with allocating():
+            copying = self._local.pieces.scatter(
+                payload, incoming.blocks, frame.pieces, heads, unit=incoming.unit
+            )
         return _Begun(inbound, incoming, frame, payload, copying)
 
     def _finish(self, begun: _Begun) -> None:

@@ -150,13 +150,19 @@ class Sender:
             self._lose(link_id.peer_id, error)
 
     def send_next(self) -> bool:
-        """Send one frame, if there is one and its link has room. True if one was sent."""
+        """Send one frame, if there is one and its link has room. True if one was sent, or its
+        handoff has failed.
+        """
         has_room = {link_id for link_id, outbound in self._links.items() if outbound.has_room}
         flow = self._queue.choose(has_room) if has_room else None
         if flow is None:
             return False
-        num_bytes = self._links[flow.link].send_next(self._handoffs[flow.handoff])
-        self._queue.sent(flow, num_bytes)
+        try:
+            num_bytes = self._links[flow.link].send_next(self._handoffs[flow.handoff])
+        except TransferError as error:
+            self._fail(flow.handoff, error)
+        else:
+            self._queue.sent(flow, num_bytes)
         return True
 
     def tend(self, now_s: float) -> None:

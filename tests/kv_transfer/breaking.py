@@ -1,8 +1,10 @@
 """Parts of an endpoint that fail: links that can not be made or closed, copies that can not be
-waited for.
+waited for, payloads for which there is no memory.
 """
 
 from collections.abc import Sequence
+
+import torch
 
 from kv_transfer.endpoint import KvEndpoint
 from kv_transfer.messages import Message
@@ -81,13 +83,16 @@ def _one_link(stream: Stream, setting: LinkSetting, error: Exception) -> InlineL
 
 
 class Stuck:
-    """Pieces. The next ``num_failures`` calls to warm up, to drain or to wait for a copy fail."""
+    """Pieces. The next ``num_failures`` calls to warm up, to drain or to wait for a copy fail, and
+    those named in ``lacking`` find no memory.
+    """
 
     def __init__(self, pieces: Pieces) -> None:
         self.num_blocks = pieces.num_blocks
         self.num_failures = 0
         self.num_begun = 0  # copies that are not known to be over
         self.num_gathering = 0  # likewise, out of the cache
+        self.lacking: set[str] = set()
         self._pieces = pieces
 
     def warm_up(self, unit: int) -> None:
@@ -97,11 +102,13 @@ class Stuck:
         self._pieces.warm_up(unit)
 
     def blank(self, num_bytes: int) -> Payload:
+        self._allocate("blank")
         return self._pieces.blank(num_bytes)
 
     def gather(
         self, blocks: Sequence[BlockId], pieces: range, heads: range, *, unit: int
     ) -> Payload:
+        self._allocate("gather")
         self.num_gathering += 1
         return self._pieces.gather(blocks, pieces, heads, unit=unit)
 
@@ -116,6 +123,7 @@ class Stuck:
     def scatter(
         self, payload: Payload, blocks: Sequence[BlockId], pieces: range, heads: range, *, unit: int
     ) -> Copying:
+        self._allocate("scatter")
         self._pieces.scatter(payload, blocks, pieces, heads, unit=unit)
         self.num_begun += 1
         return _StuckCopy(self)
@@ -124,6 +132,10 @@ class Stuck:
         if self.num_failures:
             self.num_failures -= 1
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    def _allocate(self, name: str) -> None:
+        if name in self.lacking:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 256.00 MiB.")
 
 
 class _StuckCopy:

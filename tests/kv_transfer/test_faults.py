@@ -147,6 +147,47 @@ def test_files_of_links_lie_in_their_ranks_directory_until_the_links_are_up(tmp_
         assert not list(tmp_path.iterdir())
 
 
+# ---- no memory for a payload
+
+
+def test_a_link_that_finds_no_memory_to_begin_with_is_lost_alone() -> None:
+    with open_world(LOOPBACK) as world:
+        sender, good = world.pair()
+        other = world.node("d2")
+        cache = stick(sender.endpoints[0])
+        cache.lacking = {"blank"}
+        other.tell(AcceptPeer(peer=sender.peer))
+        sender.tell(ConnectPeer(peer=other.peer))
+        (gone,) = sender.wait(PeerLost)
+        assert gone.peer_id == "d2"
+        assert "no memory for a payload: CUDA out of memory" in gone.reason
+        move(sender, good, "a")
+        cache.lacking = set()
+        other.wait(PeerLost)
+        connect(sender, other)
+
+
+@pytest.mark.parametrize(("side", "lacking"), [("sender", "gather"), ("receiver", "scatter")])
+def test_a_handoff_that_finds_no_memory_for_a_frame_fails_alone(side: str, lacking: str) -> None:
+    with open_world(LOOPBACK) as world:
+        sender, receiver = world.pair()
+        short = sender if side == "sender" else receiver
+        cache = stick(short.endpoints[0])
+        cache.lacking = {lacking}
+        receiver.expect(handoff("a"), sender.peer_id, 40, THEIRS)
+        sender.push(handoff("a"), receiver.peer_id, range(40), OURS)
+        (failure,) = short.wait(HandoffFailed, handoff("a"))
+        assert failure.kind == "transfer_error"
+        assert "no memory for a payload: CUDA out of memory" in failure.message
+        sender.tell(CancelSend(handoff=handoff("a")))
+        sender.wait(SendDrained, handoff("a"))
+        receiver.tell(CancelReceive(handoff=handoff("a")))
+        receiver.wait(ReceiveDrained, handoff("a"))
+        cache.lacking = set()
+        move(sender, receiver, "again")
+        assert not [event for event in short.leftover() if isinstance(event, PeerLost)]
+
+
 # ---- copies that can not be waited for
 
 
