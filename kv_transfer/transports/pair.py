@@ -14,7 +14,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from queue import SimpleQueue
-from threading import Lock, Thread
+from threading import Event, Lock, Thread
 from typing import Protocol
 
 import torch
@@ -83,7 +83,7 @@ class Pair:
         self._busy_since_s: float | None = None
         self._group: Group | None = None
         self._lock = Lock()  # between the group's making and an abort
-        self._is_closed = False
+        self._closed = Event()
         self._thread: Thread | None = None
 
     def host(self) -> None:
@@ -110,7 +110,7 @@ class Pair:
         """
         self._jobs.put(None)
         with self._lock:
-            self._is_closed = True
+            self._closed.set()
             if self._group is not None:
                 self._group.abort()
 
@@ -137,11 +137,13 @@ class Pair:
             group = self._make_group(store, rank, self._setting)
         with self._lock:
             self._group = group
-            if self._is_closed:
+            if self._closed.is_set():
                 group.abort()
                 return
         with self._busy():  # outside a turn: waiting for a dead rank holds up no other link
             self._meet(store, rank, other)
+            if self._closed.is_set():
+                return  # who closed has aborted, and nobody would abort what begins now
             group.connect(other, sends=rank == HOST)
         self._setting.events.put(PairMet(self._stream))
         while (job := self._wait_for_job()) is not None:

@@ -9,7 +9,7 @@ from threading import Event, Lock
 import numpy as np
 import pytest
 import torch
-from torch._C._distributed_c10d import Store
+from torch._C._distributed_c10d import Store, TCPStore
 
 from kv_transfer.messages import (
     Announced,
@@ -282,6 +282,35 @@ def test_a_peer_that_never_makes_its_group_keeps_no_other_link_of_the_rank_waiti
         for thread in list(to_dead.setting.threads):
             thread.join(5)
             assert not thread.is_alive()
+
+
+def test_a_link_that_is_closed_while_the_other_side_makes_its_group_connects_to_nobody() -> None:
+    connected = Event()
+
+    class DeafGroup(LateGroup):
+        """As NCCL's: an abort ends what has begun, and nothing that begins later."""
+
+        def connect(self, other: int, *, sends: bool) -> None:
+            connected.set()
+            super().connect(other, sends=sends)
+
+    def deaf_link(stream: Stream, setting: LinkSetting) -> PairLink:
+        return PairLink(stream, setting, DeafGroup, torch.device("cpu"))
+
+    with linked(FakeClock(), some_turns(), some_turns(), deaf_link) as (sender, receiver):
+        sender.link.send(Message(Warm(), SMALL))
+        came = receiver.events.get(timeout=20)
+        assert isinstance(came, Arrived)
+        assert isinstance(came.message.body, PairOffer)
+        offer = came.message.body
+        store = TCPStore(offer.host, offer.port, 2, wait_for_workers=False)
+        store.wait(["group 0"])
+        sender.link.close()
+        store.set("group 1", "made")  # and then it is gone
+        for thread in list(sender.setting.threads):
+            thread.join(5)
+            assert not thread.is_alive()
+        assert not connected.is_set()
 
 
 @pytest.mark.parametrize(
