@@ -74,6 +74,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._stop_timer()
         self._stop_stalling()
         super().connection_lost(exc)
+        self._unset_keepalive_if_required()  # uvicorn leaves it where the client reset it
         if self._answered is not None and not self._answered.response_complete:
             _disconnect(self._answered)
 

@@ -2,7 +2,9 @@
 
 import asyncio
 import contextlib
+import gc
 import socket
+import struct
 
 import httpx
 import psutil
@@ -10,7 +12,7 @@ import pytest
 import pytest_asyncio
 
 from pdserve.core.config import LimitsConfig
-from router.http_guard import MAX_PIPELINED
+from router.http_guard import MAX_PIPELINED, GuardedProtocol
 from tests.router.conftest import ANSWER, World, WorldMaker, until
 from tests.security.raw import Heard, say
 
@@ -175,6 +177,21 @@ async def test_connections_that_wait_between_two_requests_keep_nobody_out(bounde
         idle.append(writer)
     for writer in idle:
         writer.close()
+
+
+async def test_of_a_client_that_hangs_up_hard_nothing_is_kept(bounded: World) -> None:
+    host, _, server_port = bounded.router.http_address.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(server_port))
+    writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert b" 200 " in await reader.readuntil(b"\r\n\r\n")
+    own = writer.get_extra_info("socket")
+    port = own.getsockname()[1]
+    own.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # by a reset
+    writer.close()
+    await until(lambda: not is_served(port))
+    gc.collect()
+    kept = [item for item in gc.get_objects() if type(item) is GuardedProtocol]
+    assert port not in [item.client[1] for item in kept if item.client]
 
 
 async def _is_closed_at_once(reader: asyncio.StreamReader) -> bool:
