@@ -1,7 +1,7 @@
 """The router's bench: what it starts works, what it counts is right, what it prints is readable."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -35,8 +35,9 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-async def test_streams_and_first_tokens_go_through_a_router_to_the_fake_node(
-    model_dir: Path,
+@pytest.mark.parametrize("stream", [True, False])
+async def test_answers_and_first_tokens_go_through_a_router_to_the_fake_node(
+    model_dir: Path, stream: bool
 ) -> None:
     (token_id,) = Tokenizer(model_dir).encode(TOKEN, add_special_tokens=False)
     setup = Setup(
@@ -44,14 +45,16 @@ async def test_streams_and_first_tokens_go_through_a_router_to_the_fake_node(
     )
     with running(setup) as processes:
         host, _, port = processes.http_address.rpartition(":")
-        asked = Asked(host=host, port=int(port), prompt="Hi", max_tokens=20, token_text=TOKEN)
+        asked = Asked(
+            host=host, port=int(port), prompt="Hi", max_tokens=20, token_text=TOKEN, stream=stream
+        )
         clients, counts = await connect(asked, 3)
         while counts.requests < 6:
             streamed = await count(clients, counts, 0.05)
             assert streamed.tokens >= streamed.events
         for client in clients:
             client.close()
-        one = Asked(host=host, port=int(port), prompt="Hi", max_tokens=1, token_text=TOKEN)
+        one = replace(asked, max_tokens=1, stream=True)
         times = await first_tokens(one, processes.node, [1, 2, 3], 3)
         assert len(times.routed_s) == len(times.direct_s) == 3
         assert processes.router_cpu_s() > 0
@@ -59,9 +62,20 @@ async def test_streams_and_first_tokens_go_through_a_router_to_the_fake_node(
 
 
 @pytest.mark.parametrize("cut", range(1, 60))
+def test_tokens_of_whole_answers_are_counted_once_too(cut: int) -> None:
+    counts = Counts()
+    asked = Asked(host="h", port=1, prompt="", max_tokens=3, token_text=" the", stream=False)
+    client = StreamClient(asked, counts)
+    answer = b'{"choices":[{"text":" the the the"}],"usage":{"completion_tokens":3}}'
+    for start in range(0, len(answer), cut):
+        client.data_received(answer[start : start + cut])
+    assert (counts.tokens, counts.events, counts.requests, client.failed) == (3, 1, 1, None)
+
+
+@pytest.mark.parametrize("cut", range(1, 60))
 def test_tokens_and_events_are_counted_once_wherever_the_bytes_are_cut(cut: int) -> None:
     counts = Counts()
-    asked = Asked(host="h", port=1, prompt="", max_tokens=4, token_text=" the")
+    asked = Asked(host="h", port=1, prompt="", max_tokens=4, token_text=" the", stream=True)
     client = StreamClient(asked, counts)
     answer = b'data: {"text":" the the"}\n\ndata: {"text":" the"}\n\ndata: {"text":" the"}\n\n'
     for start in range(0, len(answer), cut):
@@ -72,7 +86,7 @@ def test_tokens_and_events_are_counted_once_wherever_the_bytes_are_cut(cut: int)
 
 
 async def test_an_answer_with_too_few_tokens_is_no_result() -> None:
-    asked = Asked(host="h", port=1, prompt="", max_tokens=2, token_text=" the")
+    asked = Asked(host="h", port=1, prompt="", max_tokens=2, token_text=" the", stream=True)
     client = StreamClient(asked, counts := Counts())
     client.data_received(b'data: {"text":" the"}\n\ndata: [DONE]\n\n')
     with pytest.raises(InternalError, match="1 tokens of 2"):

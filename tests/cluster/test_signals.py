@@ -22,8 +22,9 @@ from tests.cluster.processes import wait_until_gone
 
 @pytest.fixture(autouse=True)
 def handlers() -> Iterator[None]:
-    """Tests leave the process's handlers as they were."""
+    """Tests leave the process's handlers as they were, and begin as in a terminal."""
     before = {number: signal.getsignal(number) for number in SIGNALS}
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     for number, handler in before.items():
         signal.signal(number, handler)

@@ -6,7 +6,8 @@ has two cores the router has one to itself. Two questions:
 - added first token: a prompt of 128 tokens over HTTP, against the node's own session.
 - streaming: 256 clients stream text; the node gives each of them a token a step. A row for each
   ``--step-ms`` (0: as fast as the router reads). A router that falls behind gives several tokens in
-  one event: ``tokens/event`` says so, ``tokens/CPU s`` is what a whole core would do.
+  one event: ``tokens/event`` says so, ``tokens/CPU s`` is what a whole core would do. With
+  ``--whole`` they ask for whole answers, each of which counts as one event.
 """
 
 import argparse
@@ -69,6 +70,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--duration-s", type=amount, default=10.0, help="of each row")
     parser.add_argument("--warm-s", type=amount, default=3.0, help="streaming before each row")
     parser.add_argument("--requests", type=whole_number, default=200, help="for the first token")
+    parser.add_argument(
+        "--whole", action="store_true", help="clients ask for whole answers in place of streams"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
 
 
@@ -129,7 +133,7 @@ class _Bench:
 
     def added(self) -> AddedRow:
         with running(self._setup(step_ms=0.0)) as processes:
-            asked = self._asked(processes, max_tokens=1)
+            asked = self._asked(processes, max_tokens=1, stream=True)
             prompt_ids = self._token_ids * PROMPT_LEN
             times = uvloop.run(first_tokens(asked, processes.node, prompt_ids, self._args.requests))
         return _added(times)
@@ -141,7 +145,7 @@ class _Bench:
     async def _stream(self, processes: Running, step_ms: float) -> StreamRow:
         args = self._args
         clients, counts = await connect(
-            self._asked(processes, max_tokens=args.max_tokens), args.streams
+            self._asked(processes, max_tokens=args.max_tokens, stream=not args.whole), args.streams
         )
         await count(clients, counts, args.warm_s)
         rss_before_mib, cpu_before_s = processes.router_rss_mib(), processes.router_cpu_s()
@@ -161,7 +165,7 @@ class _Bench:
             other_core=self._other_core,
         )
 
-    def _asked(self, processes: Running, *, max_tokens: int) -> Asked:
+    def _asked(self, processes: Running, *, max_tokens: int, stream: bool) -> Asked:
         host, _, port = processes.http_address.rpartition(":")
         return Asked(
             host=host,
@@ -169,6 +173,7 @@ class _Bench:
             prompt=TOKEN_TEXT * PROMPT_LEN,
             max_tokens=max_tokens,
             token_text=TOKEN_TEXT,
+            stream=stream,
         )
 
 

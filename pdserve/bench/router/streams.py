@@ -1,4 +1,5 @@
-"""Clients that stream completions over HTTP and count what comes, with little work of their own.
+"""Clients that ask for completions over HTTP, streamed or whole, and count what comes, with little
+work of their own.
 
 Each has a connection and starts its next request when one has ended. Tokens are counted in the
 bytes: the fake node always says the same token, whose text stands nowhere else in the answer.
@@ -13,6 +14,7 @@ from typing import cast
 from pdserve.core.errors import InternalError
 
 EVENT, LAST = b"data: ", b"[DONE]"
+LAST_OF_WHOLE = b'"usage"'
 MAX_PATTERN = 16  # bytes of what is looked for
 CHECK_S = 0.05
 
@@ -35,6 +37,7 @@ class Asked:
     prompt: str
     max_tokens: int
     token_text: str
+    stream: bool
 
     def as_bytes(self) -> bytes:
         body = json.dumps(
@@ -43,7 +46,7 @@ class Asked:
                 "max_tokens": self.max_tokens,
                 "ignore_eos": True,
                 "temperature": 0,
-                "stream": True,
+                "stream": self.stream,
             }
         ).encode()
         head = (
@@ -80,9 +83,9 @@ class StreamClient(asyncio.Protocol):
         self._counts.tokens += tokens
         self._num_tokens += tokens
         self._tail = (tail + data)[-MAX_PATTERN:]
-        if events and not self.first_byte.is_set():
+        if (events or tokens) and not self.first_byte.is_set():
             self.first_byte.set()
-        if _new(LAST, tail, data):
+        if _new(LAST if self._asked.stream else LAST_OF_WHOLE, tail, data):
             self._ended()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -95,7 +98,7 @@ class StreamClient(asyncio.Protocol):
             self._transport.close()
 
     def _ended(self) -> None:
-        self._counts.events -= 1  # [DONE] is none
+        self._counts.events += -1 if self._asked.stream else 1  # [DONE] is none
         self._counts.requests += 1
         if self._num_tokens != self._asked.max_tokens:
             self.failed = f"{self._num_tokens} tokens of {self._asked.max_tokens} came"
