@@ -17,7 +17,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
-from threading import Lock, Thread
+from threading import Thread
 
 import torch
 
@@ -48,9 +48,9 @@ from kv_transfer.transports.transport import (
     LinkSetting,
     StreamEvent,
     StreamEvents,
-    Turns,
     Wire,
 )
+from kv_transfer.transports.turns import Turns
 from pdserve.core.clock import MonotonicClock
 from pdserve.core.config import KvTransferConfig
 from pdserve.core.errors import InternalError, LinkDownError
@@ -109,7 +109,7 @@ class KvEndpoint:
             host=self._wire.host,
             timeout_s=config.timeout_s,
             kv=kv,
-            turns=Turns(Lock(), Lock()),
+            turns=Turns(),
             staging=staging,
             nccl_channels=config.nccl_channels,
             directory=directory,

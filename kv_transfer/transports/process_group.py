@@ -7,7 +7,6 @@ process when a peer dies or a group is let go of.
 
 from dataclasses import replace
 from datetime import timedelta
-from threading import Lock
 from typing import Any, Protocol
 
 import torch
@@ -16,7 +15,8 @@ from torch._C._distributed_c10d import Store
 
 from kv_transfer.transports.pair import Moving
 from kv_transfer.transports.pair_link import PairLink
-from kv_transfer.transports.transport import LinkSetting, Stream, Turns
+from kv_transfer.transports.transport import LinkSetting, Stream
+from kv_transfer.transports.turns import Turns
 
 
 class _TorchGroup(Protocol):
@@ -104,7 +104,7 @@ def gloo_link(stream: Stream, setting: LinkSetting) -> PairLink:
     """Payloads through host memory. No call spins beside others: none waits for another link's
     turn, which a rank that stops in a frame would keep.
     """
-    alone = replace(setting, turns=Turns(Lock(), Lock()))
+    alone = replace(setting, turns=Turns())
     return PairLink(stream, alone, _GlooGroup, torch.device("cpu"))
 
 

@@ -12,13 +12,14 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from pathlib import Path
 from queue import SimpleQueue
-from threading import Lock, Thread
+from threading import Thread
 from typing import Protocol
 
 import torch
 
 from kv_transfer.inbox import Sources
 from kv_transfer.messages import Message
+from kv_transfer.transports.turns import Turns
 from pdserve.core.clock import Clock
 from pdserve.core.errors import TransferError
 
@@ -97,18 +98,6 @@ class Wire(Protocol):
 
     def close(self) -> None:
         """End all streams and threads."""
-
-
-@dataclass(frozen=True, slots=True)
-class Turns:
-    """One link of a rank at a time: held while payloads are moved out of band by a GPU.
-
-    Two, one for each direction: with one lock two ranks that send to each other would wait for
-    ever.
-    """
-
-    sending: Lock
-    receiving: Lock
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

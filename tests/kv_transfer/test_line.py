@@ -7,7 +7,6 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 from queue import SimpleQueue
-from threading import Lock
 
 import pytest
 import torch
@@ -24,8 +23,8 @@ from kv_transfer.transports.transport import (
     LinkSetting,
     Stream,
     StreamEvents,
-    Turns,
 )
+from kv_transfer.transports.turns import Turns
 from pdserve.core.errors import LinkDownError
 from pdserve.core.kv_layout import BlockId
 from tests.fakes import FakeClock
@@ -62,7 +61,7 @@ def setting() -> LinkSetting:
         host="127.0.0.1",
         timeout_s=10.0,
         kv=torch.empty(0),
-        turns=Turns(Lock(), Lock()),
+        turns=Turns(),
     )
 
 

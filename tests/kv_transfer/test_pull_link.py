@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
-from threading import Lock
 
 import pytest
 import torch
@@ -38,7 +37,8 @@ from kv_transfer.transports.leases import NUM_PLACES, Leases, LeaseView
 from kv_transfer.transports.line import Listening
 from kv_transfer.transports.loopback import LoopbackNetwork
 from kv_transfer.transports.pull_link import LocalLines, PullLink
-from kv_transfer.transports.transport import Arrived, LinkSetting, Opened, StreamEvents, Turns
+from kv_transfer.transports.transport import Arrived, LinkSetting, Opened, StreamEvents
+from kv_transfer.transports.turns import Turns
 from pdserve.core.errors import LinkDownError, TransferError
 from tests.fakes import FakeClock
 from tests.kv_transfer.lending import CUDA_IPC, OwnMemory, lending_in_process
@@ -137,7 +137,7 @@ class End:
             host="127.0.0.1",
             timeout_s=10.0,
             kv=torch.zeros(4, *LAYOUT.block_shape),
-            turns=Turns(Lock(), Lock()),
+            turns=Turns(),
         )
         self.link: PullLink
 

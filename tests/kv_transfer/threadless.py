@@ -1,7 +1,6 @@
 """Ranks without threads or time: a test decides which message is taken in next, and when it is."""
 
 from queue import SimpleQueue
-from threading import Lock
 
 import torch
 
@@ -12,7 +11,8 @@ from kv_transfer.pieces import TORCH_DTYPES, open_pieces
 from kv_transfer.receiver import Receiver
 from kv_transfer.sender import Sender
 from kv_transfer.transports.loopback import LoopbackNetwork
-from kv_transfer.transports.transport import LinkSetting, StreamEvents, Turns
+from kv_transfer.transports.transport import LinkSetting, StreamEvents
+from kv_transfer.transports.turns import Turns
 from pdserve.core.kv_layout import KvLayout
 from tests.fakes import FakeClock
 from tests.kv_transfer.nodes import OpenWire
@@ -59,7 +59,7 @@ class Rank:
                 host=self.wire.host,
                 timeout_s=TIMEOUT_S,
                 kv=self.cache,
-                turns=Turns(Lock(), Lock()),
+                turns=Turns(),
             ),
             events=self.events,
         )

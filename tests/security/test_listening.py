@@ -2,7 +2,6 @@
 
 import asyncio
 from queue import SimpleQueue
-from threading import Lock
 from typing import Any
 
 import psutil
@@ -13,7 +12,8 @@ from kv_transfer.messages import Message, PairOffer
 from kv_transfer.transports.grpc_wire import GrpcWire
 from kv_transfer.transports.pair import Pair
 from kv_transfer.transports.process_group import _GlooGroup
-from kv_transfer.transports.transport import LinkSetting, PairMet, Turns
+from kv_transfer.transports.transport import LinkSetting, PairMet
+from kv_transfer.transports.turns import Turns
 from pdserve.core.clock import MonotonicClock
 from pdserve.core.cluster_access import ClusterAccess
 from pdserve.rpc.network import GrpcNetwork
@@ -58,7 +58,7 @@ def a_pair(events: SimpleQueue[Any], stream: _Stream) -> Pair:
         host="127.0.0.1",
         timeout_s=20.0,
         kv=torch.empty(0),
-        turns=Turns(Lock(), Lock()),
+        turns=Turns(),
     )
     return Pair(stream, setting, _GlooGroup)
 
