@@ -92,15 +92,18 @@ class Sender:
         self._report_if_up(peer.peer_id)
 
     def close_peer(self, peer_id: str, error: PdserveError) -> None:
-        """Drop the links with a peer; its handoffs fail with ``error``."""
-        connected = self._peers.pop(peer_id, None)
-        if connected is None:
+        """Drop the links with a peer; its handoffs fail with ``error``.
+
+        Raises what draining does: then its links stay, and it is to be lost.
+        """
+        if (connected := self._peers.get(peer_id)) is None:
             return
+        for outgoing in [o for o in self._handoffs.values() if o.peer_id == peer_id]:
+            self._fail(outgoing.handoff, error)
+        del self._peers[peer_id]
         for link_id in connected.links:
             self._links.pop(link_id, None)
         self._link_of = {s: link for s, link in self._link_of.items() if link in self._links}
-        for outgoing in [o for o in self._handoffs.values() if o.peer_id == peer_id]:
-            self._fail(outgoing.handoff, error)
         close_links([outbound.link for outbound in connected.links.values()], peer_id)
 
     def fail_all(self, error: PdserveError) -> None:
@@ -257,13 +260,13 @@ class Sender:
 
     def _reject(self, handoff: HandoffId, kind: str, text: str) -> None:
         if handoff in self._handoffs:
-            self._forget(handoff, f"failed: {text}")
             self._local.pieces.drain()
+            self._forget(handoff, f"failed: {text}")
             self._local.events.put(failed(handoff, kind, text))
 
     def _fail(self, handoff: HandoffId, error: PdserveError) -> None:
-        self._forget(handoff, f"failed: {error}")
         self._local.pieces.drain()
+        self._forget(handoff, f"failed: {error}")
         self._local.events.put(failed(handoff, error.kind, str(error)))
 
     def _drain(self) -> None:

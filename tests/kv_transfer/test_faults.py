@@ -258,6 +258,21 @@ def test_a_drain_that_failed_once_is_answered_when_it_has_not() -> None:
         assert not cache.num_gathering
 
 
+@pytest.mark.parametrize("asked", ["close", "connect"])
+def test_a_drain_that_failed_once_leaves_no_link_open(asked: str) -> None:
+    with open_world(LOOPBACK) as world:
+        sender, receiver = world.pair()
+        cache = push_some(sender, receiver)
+        cache.num_failures = 1
+        close, anew = ClosePeer(peer_id=receiver.peer_id), ConnectPeer(peer=receiver.peer)
+        sender.tell(close if asked == "close" else anew)
+        assert sender.wait(PeerLost)[0].peer_id == receiver.peer_id
+        assert sender.wait(HandoffFailed, handoff("a"))[0].kind == "internal_error"
+        assert receiver.wait(PeerLost)[0].reason == "the other side closed the stream"
+        connect(sender, receiver)
+        move(sender, receiver, "again")
+
+
 @pytest.mark.parametrize("first", ["cancelled", "lost"])
 def test_an_endpoint_whose_gathers_are_never_over_says_so_and_drains_nothing(first: str) -> None:
     with open_world(LOOPBACK) as world:
