@@ -282,10 +282,9 @@ class Receiver:
             self._refuse(inbound, frame, error)
             return
         incoming.begin(sender_rank, frame)
+        self._begun.append(begun)  # before anything can fail: it is waited for
         if begun.copying.is_over:
-            self._finish(begun)
-        else:
-            self._begun.append(begun)
+            self._finish(self._begun.pop())
 
     def _begin_copy(
         self, inbound: InboundLink, incoming: Incoming, frame: Frame, payload: Payload | None

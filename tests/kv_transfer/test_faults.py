@@ -215,6 +215,19 @@ def test_copies_that_could_not_be_waited_for_once_are_waited_for_again() -> None
         move(sender, receiver, "again")
 
 
+def test_a_copy_that_could_not_be_looked_at_is_waited_for_before_it_is_drained() -> None:
+    with open_world(LOOPBACK) as world:
+        sender, receiver = world.pair()
+        cache = stick(receiver.endpoints[0])
+        cache.num_blind = 1
+        receiver.expect(handoff("a"), sender.peer_id, 40, THEIRS)
+        sender.push(handoff("a"), receiver.peer_id, range(40), OURS)
+        receiver.wait(PeerLost)
+        receiver.tell(CancelReceive(handoff=handoff("a")))
+        receiver.wait(ReceiveDrained, handoff("a"))
+        assert not cache.num_begun, "a copy was given up"
+
+
 def test_an_endpoint_whose_copies_are_never_over_says_so_and_drains_nothing() -> None:
     with open_world(LOOPBACK) as world:
         sender, receiver = world.pair()
