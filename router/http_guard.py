@@ -24,19 +24,29 @@ from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from pdserve.core.config import LimitsConfig
+from router.http_idle import IdleConnections
 
 MAX_PIPELINED = 64  # requests that a connection may send ahead of their answers
-LINGER_S = 2.0  # a client that still sends gets so long to read why it was refused
+LINGER_S = 2.0  # a client gets so long to read why it was refused, or to end its side
 BAD_REQUEST, TIMED_OUT, HEAD_TOO_LARGE = 400, 408, 431
 CONNECT, UPGRADE = b"CONNECT", b"upgrade"
 
 
 class GuardedProtocol(HttpToolsProtocol):
-    """One connection. Made by uvicorn through ``functools.partial`` with the ``limits``."""
+    """One connection. Made by uvicorn through ``functools.partial`` with the ``limits``, and with
+    what all connections of a server share: which of them are ``idle``.
+    """
 
-    def __init__(self, *arguments: Any, limits: LimitsConfig, **options: Any) -> None:  # noqa: ANN401
+    def __init__(
+        self,
+        *arguments: Any,  # noqa: ANN401
+        limits: LimitsConfig,
+        idle: IdleConnections,
+        **options: Any,  # noqa: ANN401
+    ) -> None:
         super().__init__(*arguments, **options)
         self._limits = limits
+        self._idle = idle
         self._in_head = True
         self._num_head_bytes = 0  # as they came, perhaps with some of the body
         self._head_size = 0  # as they were parsed
@@ -57,17 +67,12 @@ class GuardedProtocol(HttpToolsProtocol):
         self._watch_head()
 
     def _take_place(self) -> bool:
-        """End the connection that has waited longest between two requests, if there is one."""
-        waiting = [
-            (task.when(), other)
-            for other in self.connections
-            if isinstance(other, GuardedProtocol)
-            and (task := other.timeout_keep_alive_task) is not None
-            and not other.transport.is_closing()
-        ]
-        if not waiting:
+        """End another connection, one that waits between two requests, if there is one."""
+        if (longest := self._idle.take()) is None:
             return False
-        min(waiting, key=lambda each: each[0])[1].transport.close()
+        longest.close()
+        # Over TLS a client is to say goodbye too, which it does not before it looks.
+        self.loop.call_later(LINGER_S, longest.abort)
         return True
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -156,12 +161,18 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
+        if self.timeout_keep_alive_task is not None:
+            self._idle.add(self.transport)
         self._num_unanswered -= 1
         unread = self.cycle.response_complete and self.cycle.more_body
         if unread and not self.transport.is_closing():
             self._watch(LINGER_S, self.transport.close)
         if self._is_garbled:
             self._refuse_garbled()
+
+    def _unset_keepalive_if_required(self) -> None:
+        super()._unset_keepalive_if_required()
+        self._idle.discard(self.transport)
 
     def pause_writing(self) -> None:
         super().pause_writing()

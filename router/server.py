@@ -30,6 +30,7 @@ from router.grammar_checks import GrammarChecks
 from router.grpc_server import PublicGrpcServer, start_grpc_server
 from router.head_room import HeadRoom
 from router.http_guard import GuardedProtocol
+from router.http_idle import IdleConnections
 from router.intake import Intake
 from router.legs import Legs
 from router.live_page import keep_samples
@@ -250,7 +251,7 @@ def _http_server(service: Service) -> uvicorn.Server:
     security, limits = service.spec.security, service.spec.config.limits
     config = uvicorn.Config(
         make_app(service),
-        http=partial(GuardedProtocol, limits=limits),  # type: ignore[arg-type]
+        http=partial(GuardedProtocol, limits=limits, idle=IdleConnections()),  # type: ignore[arg-type]
         ws="none",
         lifespan="off",
         log_config=None,

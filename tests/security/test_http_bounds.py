@@ -3,17 +3,22 @@
 import asyncio
 import contextlib
 import gc
+import json
 import socket
+import ssl
 import struct
+from functools import partial
+from pathlib import Path
 
 import httpx
-import psutil
 import pytest
 import pytest_asyncio
 
-from pdserve.core.config import LimitsConfig
-from router.http_guard import MAX_PIPELINED, GuardedProtocol
+from pdserve.core.config import LEAST_HEADERS, LimitsConfig
+from router.http_guard import LINGER_S, MAX_PIPELINED, GuardedProtocol
 from tests.router.conftest import ANSWER, World, WorldMaker, until
+from tests.security.certificates import public, write_files
+from tests.security.connections import is_served, num_served
 from tests.security.raw import Heard, say
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -179,6 +184,41 @@ async def test_connections_that_wait_between_two_requests_keep_nobody_out(bounde
         writer.close()
 
 
+@pytest.mark.parametrize("sealed", [False, True])
+async def test_who_still_takes_an_answer_gives_its_place_to_nobody(
+    make_world: WorldMaker, tmp_path: Path, sealed: bool
+) -> None:
+    """It would be cut off, or its connection would live on as one too many."""
+    folder = write_files(tmp_path / "certs")
+    trusting = ssl.create_default_context(cafile=folder / "public-ca.pem")
+    async with make_world(
+        limits=LimitsConfig(max_connections=LEAST_HEADERS),
+        security=public(folder) if sealed else None,
+        verify=trusting,
+    ) as world:
+        asked = {"prompt": "<|start|>", "add_special_tokens": False}
+        (token_id,) = (await world.http.post("/tokenize", json=asked)).json()["tokens"]
+        body = json.dumps({"tokens": [token_id] * 1_000_000}).encode()  # 9 MB of text
+        head = POST.replace(b"/v1/completions", b"/detokenize")
+        host, _, port = world.router.http_address.rpartition(":")
+        connect = partial(asyncio.open_connection, host, int(port), limit=1024)
+        connect = partial(connect, ssl=trusting if sealed else None)
+        slow, slow_writer = await connect()
+        slow_writer.write(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        length = int((await slow.readuntil(b"\r\n\r\n")).partition(b"length: ")[2].split()[0])
+        writers = [slow_writer]
+        for _ in range(2 * LEAST_HEADERS):
+            reader, writer = await connect()
+            writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert b" 200 " in await reader.readuntil(b"\r\n\r\n")
+            writers.append(writer)
+        await until(lambda: num_served(int(port)) <= LEAST_HEADERS)
+        await asyncio.sleep(1.5 * LINGER_S)  # then it would be cut off
+        await slow.readexactly(length)
+        for writer in writers:
+            writer.close()
+
+
 async def test_of_a_client_that_hangs_up_hard_nothing_is_kept(bounded: World) -> None:
     host, _, server_port = bounded.router.http_address.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(server_port))
@@ -305,9 +345,3 @@ async def test_a_client_that_takes_no_answers_is_cut_off(
                         with contextlib.suppress(OSError):
                             client.send(b"x")
                     await asyncio.sleep(0.05)
-
-
-def is_served(client_port: int) -> bool:
-    """Whether this process, which is the router's too, holds its end of a client's connection."""
-    connections = psutil.Process().net_connections(kind="tcp")
-    return any(tuple(connection.raddr)[1:] == (client_port,) for connection in connections)

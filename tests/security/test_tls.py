@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import socket
 import ssl
 import warnings
 from dataclasses import replace
@@ -25,14 +26,15 @@ from pdserve.client.client import Client
 from pdserve.cluster.own_certificate import pinned_context
 from pdserve.cluster.readiness import wait_until_ready
 from pdserve.core.cluster_access import ClusterAccess
-from pdserve.core.config import LimitsConfig
+from pdserve.core.config import LEAST_HEADERS, LimitsConfig
 from pdserve.core.errors import ConfigError, NoNodeError
 from pdserve.core.security_config import SecurityConfig
 from pdserve.rpc.network import GrpcNetwork
 from pdserve.rpc.v1 import session_pb2_grpc
 from tests.nodes.site import HELLO, PATIENCE_S, Site
-from tests.router.conftest import ANSWER, World, WorldMaker
+from tests.router.conftest import ANSWER, World, WorldMaker, until
 from tests.security.certificates import SECRET, member, public, write_files
+from tests.security.connections import num_served
 from tests.security.raw import say
 from tests.security.routers import a_router
 
@@ -71,6 +73,29 @@ async def test_http_and_grpc_are_served_over_tls(sealed: World, folder: Path) ->
             return client.generate("Hello", max_tokens=100).choices[0].text
 
     assert await asyncio.to_thread(ask) == ANSWER
+
+
+async def test_who_does_not_say_goodbye_holds_no_place_that_another_was_given(
+    make_world: WorldMaker, folder: Path
+) -> None:
+    """A client that keeps a connection for later does not look at it meanwhile."""
+    trusting = ssl.create_default_context(cafile=folder / "public-ca.pem")
+    limits = LimitsConfig(max_connections=LEAST_HEADERS)
+    async with make_world(security=public(folder), verify=trusting, limits=limits) as world:
+        host, _, port = world.router.http_address.rpartition(":")
+
+        def ask() -> tuple[ssl.SSLSocket, bytes]:
+            plain = socket.create_connection((host, int(port)), PATIENCE_S)
+            sealed = trusting.wrap_socket(plain, server_hostname=host)
+            sealed.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+            return sealed, sealed.recv(1 << 16)
+
+        with contextlib.ExitStack() as kept:
+            for _ in range(2 * LEAST_HEADERS):
+                client, answer = await asyncio.to_thread(ask)
+                kept.enter_context(client)
+                assert b" 200 " in answer
+            await until(lambda: num_served(int(port)) <= LEAST_HEADERS)
 
 
 async def test_commands_and_clients_say_what_tls_lacks(
