@@ -2,7 +2,8 @@
 
     GREETING ──Hello──> WARMING ──Warm──> UP
 
-A frame counts against the window, and against the deadline, until it is answered.
+A frame counts against the window, and against the deadline, until it is answered. While it waits
+for the turn of another link, that one's deadline counts.
 """
 
 from dataclasses import dataclass
@@ -47,6 +48,7 @@ class OutboundLink:
         self._frames = local.frames(transport)
         self._phase = _Phase.GREETING
         self._opened_s = self._heard_s = self._spoke_s = local.clock.now_s()
+        self._waited_s = self._opened_s  # until then, as far as was seen, for another link's turn
         self._in_flight: dict[int, InFlight] = {}
         self._next_seq = 0
 
@@ -125,10 +127,12 @@ class OutboundLink:
         """Speak up if it was quiet. Raises TransferTimeoutError if the other side is too late."""
         self.link.check(now_s)
         timeout_s = self._local.timeout_s
+        if self.link.is_waiting:
+            self._waited_s = now_s
         oldest = min((frame.sent_s for frame in self._in_flight.values()), default=now_s)
-        if not self.is_up and now_s - self._opened_s > timeout_s:
+        if not self.is_up and now_s - max(self._opened_s, self._waited_s) > timeout_s:
             raise TransferTimeoutError(f"the link did not come up within {timeout_s} s")
-        if now_s - oldest > timeout_s:
+        if now_s - max(oldest, self._waited_s) > timeout_s:
             raise TransferTimeoutError(f"a frame was not delivered within {timeout_s} s")
         if now_s - self._heard_s > timeout_s:
             raise TransferTimeoutError(f"the receiver was silent for {timeout_s} s")

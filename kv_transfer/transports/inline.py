@@ -17,6 +17,7 @@ class InlineLink:
     """Leaves everything to the stream."""
 
     payloads = Payloads.IN_HOST_MEMORY
+    is_waiting = False
 
     def __init__(self, stream: Stream, setting: LinkSetting) -> None:
         self._stream = stream

@@ -81,6 +81,7 @@ class Pair:
         self._jobs: SimpleQueue[Job] = SimpleQueue()
         self._next: deque[Job] = deque()  # taken from the queue by the thread, not begun
         self._busy_since_s: float | None = None
+        self.is_waiting = False  # for its turn; set by the thread
         self._group: Group | None = None
         self._lock = Lock()  # between the group's making and an abort
         self._closed = Event()
@@ -192,7 +193,9 @@ class Pair:
         words nor waking cost time between two payloads.
         """
         turns = self._setting.turns
+        self.is_waiting = True
         with turns.sending if isinstance(first, Send) else turns.receiving, self._busy():
+            self.is_waiting = False
             under_way = deque([(first, self._post(group, other, first))])
             num_posted = 1
             while under_way:

@@ -11,7 +11,8 @@ posted for a dead sender spins on a GPU for ever, and ranks that send to each ot
 ones would wait in a circle. In one turn several follow each other, each posted before the one
 before it is over. Room for payloads there always is: a sender has few frames unanswered.
 So on GPUs a sender that stops in a frame holds its receiver's turn, and who sends to that receiver
-waits, with its own turn, until the receiver gives the stopped one up.
+waits, with its own turn, until the receiver gives the stopped one up. A receiver that stops holds
+its sender's turn; what waits for that is not late.
 
 No global world: the rank that dialled hosts a store, its address travels over the stream. Each pair
 has one thread that posts and waits; the endpoint's thread watches the deadline and aborts. An
@@ -53,6 +54,10 @@ class PairLink:
         self._has_begun = False
         self._num_parcels = 0
         self._posted: dict[int, tuple[Message, torch.Tensor]] = {}
+
+    @property
+    def is_waiting(self) -> bool:
+        return self._pair.is_waiting
 
     def send(self, message: Message) -> None:
         if (payload := message.payload) is None:

@@ -111,6 +111,7 @@ class PullLink:
     """The protocol above over one stream. Raises LinkDownError if it can not lend."""
 
     payloads = Payloads.LENT
+    is_waiting = False
 
     def __init__(
         self, stream: Stream, setting: LinkSetting, memory: SharedMemory, lines: Lines

@@ -131,6 +131,10 @@ class Link(Protocol):
     @property
     def payloads(self) -> Payloads: ...
 
+    @property
+    def is_waiting(self) -> bool:
+        """What was to be sent has to wait until another link of the rank has had its turn."""
+
     def send(self, message: Message) -> None:
         """Never waits."""
 

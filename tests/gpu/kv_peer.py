@@ -71,6 +71,7 @@ class MortalLink:
         self._is_dialled = stream.is_dialled
         self._operations = 0
         self.payloads = self._link.payloads
+        self.is_waiting = self._link.is_waiting
 
     def send(self, message: Message) -> None:
         is_offer = isinstance(message.body, Warm) and self._is_dialled

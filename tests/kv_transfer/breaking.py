@@ -1,5 +1,5 @@
-"""Parts of an endpoint that fail: links that can not be made or closed, copies that can not be
-waited for, payloads for which there is no memory.
+"""Parts of an endpoint that fail: links that can not be made or closed or that wait for others,
+copies that can not be waited for, payloads for which there is no memory.
 """
 
 from collections.abc import Sequence
@@ -27,6 +27,7 @@ class Unclosable:
     """A link that is closed, and then says that it was not."""
 
     payloads = Payloads.IN_HOST_MEMORY
+    is_waiting = False
 
     def __init__(self, stream: Stream, setting: LinkSetting, error: Exception) -> None:
         self._link = InlineLink(stream, setting)
@@ -47,6 +48,40 @@ class Unclosable:
     def close(self) -> None:
         self._link.close()
         raise self._error
+
+
+class Queued:
+    """A link whose payloads wait for the turn of another one, while the test says so."""
+
+    payloads = Payloads.IN_HOST_MEMORY
+
+    def __init__(self, stream: Stream, setting: LinkSetting) -> None:
+        self.is_waiting = False
+        self._link = InlineLink(stream, setting)
+        self._kept: list[Message] = []
+
+    def have_turn(self) -> None:
+        self.is_waiting = False
+        for message in self._kept:
+            self._link.send(message)
+
+    def send(self, message: Message) -> None:
+        if self.is_waiting and message.payload is not None:
+            self._kept.append(message)
+        else:
+            self._link.send(message)
+
+    def take_back(self, seq: int) -> None:
+        self._link.take_back(seq)
+
+    def on(self, event: Arrived | PairMet | PayloadCame) -> Message | None:
+        return self._link.on(event)
+
+    def check(self, now_s: float) -> None:
+        self._link.check(now_s)
+
+    def close(self) -> None:
+        self._link.close()
 
 
 def unclosable_memory(stream: Stream, setting: LinkSetting) -> Unclosable:

@@ -16,6 +16,8 @@ from kv_transfer.commands import (
 )
 from kv_transfer.transports.loopback import LoopbackNetwork
 from tests.fakes import FakeClock
+from tests.kv_transfer.breaking import Queued
+from tests.kv_transfer.lending import in_place
 from tests.kv_transfer.nodes import LAYOUT, blocks, handoff
 from tests.kv_transfer.threadless import TIMEOUT_S, Rank, connected_pair, peer_of, settle
 
@@ -92,6 +94,36 @@ def test_a_frame_that_is_not_delivered_in_time_fails_the_peer(
     sender.sender.push(PUSH)
     assert sender.sender.send_next()
     receiver.inbox.get()  # and there it is forgotten
+    pass_time(clock, TIMEOUT_S * 1.1, sender, receiver)
+    assert lost(sender.said()) == "a frame was not delivered within 10.0 s"
+
+
+def test_a_frame_that_waits_for_the_turn_of_another_link_is_not_late() -> None:
+    with in_place("loopback", "tests.kv_transfer.breaking:Queued"):
+        clock, sender, receiver = connected_pair(LAYOUT, LAYOUT)
+    (link,) = (outbound.link for outbound in sender.sender._links.values())
+    assert isinstance(link, Queued)
+    link.is_waiting = True
+    receiver.receiver.expect(EXPECT)
+    sender.sender.push(PUSH)
+    assert sender.sender.send_next()
+    pass_time(clock, TIMEOUT_S * 2, sender, receiver)
+    assert not sender.said()
+    link.have_turn()
+    pass_time(clock, TIMEOUT_S * 0.9, sender, receiver)
+    assert [type(event) for event in sender.said()] == [HandoffSent]
+
+
+def test_a_frame_is_late_when_it_has_had_its_turn_for_long() -> None:
+    with in_place("loopback", "tests.kv_transfer.breaking:Queued"):
+        clock, sender, receiver = connected_pair(LAYOUT, LAYOUT)
+    (link,) = (outbound.link for outbound in sender.sender._links.values())
+    assert isinstance(link, Queued)
+    link.is_waiting = True
+    sender.sender.push(PUSH)
+    assert sender.sender.send_next()
+    pass_time(clock, TIMEOUT_S * 2, sender, receiver)
+    link.is_waiting = False  # and what it sends is lost
     pass_time(clock, TIMEOUT_S * 1.1, sender, receiver)
     assert lost(sender.said()) == "a frame was not delivered within 10.0 s"
 

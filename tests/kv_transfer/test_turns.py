@@ -13,7 +13,7 @@ from kv_transfer.transports.pair_link import PairLink
 from kv_transfer.transports.transport import LinkSetting, Stream
 from kv_transfer.transports.turns import Turn
 from tests.fakes import FakeClock
-from tests.kv_transfer.pair_ends import SMALL, LateGroup, linked, meet, some_turns
+from tests.kv_transfer.pair_ends import SMALL, LateGroup, late_link, linked, meet, some_turns
 
 
 def wait_for(turn: Turn, num_waiting: int) -> None:
@@ -75,3 +75,16 @@ def test_a_link_with_much_to_send_gives_others_their_turn() -> None:
         while len(posted) <= 3 * MAX_IN_TURN:
             time.sleep(0.001)
         assert posted.index("other") == MAX_IN_TURN
+
+
+def test_a_link_says_that_it_waits_for_the_turn_of_another() -> None:
+    turns = some_turns()
+    with linked(FakeClock(), turns, some_turns(), late_link) as (sender, receiver):
+        meet(sender, receiver, SMALL)
+        with turns.sending:
+            sender.link.send(Message(Heartbeat(), SMALL))
+            wait_for(turns.sending, 1)
+            assert sender.link.is_waiting
+        while receiver.take() is None:
+            pass
+        assert not sender.link.is_waiting
