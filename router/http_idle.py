@@ -2,13 +2,14 @@
 
 One whose client still takes its last answer does not: it would live on until it had it all, as one
 more than there may be, or it would be cut off. A transport does not always tell: over TLS it writes
-to another one at once. The kernel knows what the client's host has not confirmed.
+to another one at once. The kernel knows what the client's host has not confirmed, and whether the
+next request has come while the event loop was busy.
 """
 
 import asyncio
 import fcntl
-import termios
 from collections import OrderedDict
+from termios import FIONREAD, TIOCOUTQ
 
 MAX_LOOKS = 16  # at others, for a new connection's sake
 
@@ -34,17 +35,21 @@ class IdleConnections:
         """
         for _ in range(min(MAX_LOOKS, len(self._waiting))):
             transport, _none = self._waiting.popitem(last=False)
-            if _has_said_all(transport):
+            if _can_go(transport):
                 return transport
             self._waiting[transport] = None
         return None
 
 
-def _has_said_all(transport: asyncio.Transport) -> bool:
+def _can_go(transport: asyncio.Transport) -> bool:
+    """Whether its client has all that was said to it and has said nothing since, in the kernel's
+    queues too.
+    """
     if transport.get_write_buffer_size():
         return False
+    own_end = transport.get_extra_info("socket")
     try:
-        unconfirmed = fcntl.ioctl(transport.get_extra_info("socket"), termios.TIOCOUTQ, bytes(4))
+        queues = [fcntl.ioctl(own_end, queue, bytes(4)) for queue in (TIOCOUTQ, FIONREAD)]
     except (OSError, ValueError):
         return True  # the socket is closed already
-    return not any(unconfirmed)
+    return not any(map(any, queues))

@@ -65,6 +65,16 @@ async def test_who_has_not_taken_all_is_asked_again_after_the_others() -> None:
         assert taken is slow
 
 
+async def test_whose_next_request_is_there_does_not_go() -> None:
+    """The event loop has not looked at it yet."""
+    async with connections(2) as made:
+        idle = IdleConnections()
+        for transport, _ in made:
+            idle.add(transport)
+        made[0][1].sendall(b"GET")
+        assert [idle.take() for _ in range(2)] == [made[1][0], None]
+
+
 async def test_a_closed_one_can_go() -> None:
     async with connections(1) as made:
         idle = IdleConnections()
