@@ -81,6 +81,7 @@ class Pair:
         self._jobs: SimpleQueue[Job] = SimpleQueue()
         self._next: deque[Job] = deque()  # taken from the queue by the thread, not begun
         self._busy_since_s: float | None = None
+        self._limit_s = setting.timeout_s  # of an operation of the kind that is under way
         self.is_waiting = False  # for its turn; set by the thread
         self._group: Group | None = None
         self._lock = Lock()  # between the group's making and an abort
@@ -100,8 +101,8 @@ class Pair:
 
     def check(self, now_s: float) -> None:
         """Raises TransferTimeoutError if an operation is overdue."""
-        since_s, timeout_s = self._busy_since_s, self._setting.timeout_s
-        if since_s is not None and now_s - since_s > timeout_s:
+        since_s = self._busy_since_s
+        if since_s is not None and now_s - since_s > self._limit_s:
             raise self._overdue()
 
     def close(self) -> None:
@@ -151,16 +152,14 @@ class Pair:
             self._move(group, other, job)
 
     def _named(self, error: Exception) -> TransferError:
-        """Our own deadline and that of the process group are the same; either may come first."""
+        """Our own deadline and that of the process group may be the same; either may come first."""
         since_s = self._busy_since_s
-        if since_s is not None and self._setting.clock.now_s() - since_s >= self._setting.timeout_s:
+        if since_s is not None and self._setting.clock.now_s() - since_s >= self._limit_s:
             return self._overdue()
         return LinkDownError(f"process group: {error}")
 
     def _overdue(self) -> TransferTimeoutError:
-        return TransferTimeoutError(
-            f"a process group was busy for more than {self._setting.timeout_s} s"
-        )
+        return TransferTimeoutError(f"a process group was busy for more than {self._limit_s} s")
 
     def _open_store(self, offer: PairOffer | None) -> Store:
         timeout = timedelta(seconds=self._setting.timeout_s)
@@ -190,11 +189,15 @@ class Pair:
 
     def _move(self, group: Group, other: int, first: Send | Receive) -> None:
         """Do it, and what is to follow of its kind: posted as soon as it is there, so that neither
-        words nor waking cost time between two payloads.
+        words nor waking cost time between two payloads. What is received has half the time: it is
+        being sent, and others who send to this rank wait for the turn within their own time.
         """
-        turns = self._setting.turns
+        turn, limit_s = self._setting.turns.sending, self._setting.timeout_s
+        if isinstance(first, Receive):
+            turn, limit_s = self._setting.turns.receiving, limit_s / 2
+        self._limit_s = limit_s
         self.is_waiting = True
-        with turns.sending if isinstance(first, Send) else turns.receiving, self._busy():
+        with turn, self._busy():
             self.is_waiting = False
             under_way = deque([(first, self._post(group, other, first))])
             num_posted = 1

@@ -1,5 +1,6 @@
 """The link whose payloads go through a process group: its order of words, and calls that hang."""
 
+import time
 from collections.abc import Iterator
 from threading import Event
 
@@ -121,6 +122,19 @@ def test_a_send_that_nobody_receives_is_overdue_and_can_be_aborted(
     for thread in list(sender.setting.threads | receiver.setting.threads):
         thread.join(5)
         assert not thread.is_alive(), "a blocked call did not end when the other side let go"
+
+
+def test_a_receive_is_overdue_before_those_who_wait_to_send_to_the_same_rank() -> None:
+    clock = FakeClock()
+    with linked(clock, some_turns(), some_turns(), late_link) as (stopped, receiver):
+        meet(stopped, receiver, SMALL)
+        receiver.hear(Warm(), Announced(1, len(SMALL)))  # and nothing comes
+        pair = receiver.link._pair
+        while not pair._jobs.empty() or pair._busy_since_s is None:
+            time.sleep(0.001)
+        clock.advance(5.5)
+        with pytest.raises(TransferTimeoutError, match=r"was busy for more than 5\.0 s"):
+            receiver.link.check(clock.now_s())
 
 
 def test_a_receive_whose_sender_closes_ends_by_name(ends: tuple[FakeClock, End, End]) -> None:
