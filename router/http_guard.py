@@ -98,6 +98,16 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._in_head and self._num_head_bytes > self._limits.max_header_bytes:
             self._refusal = self._too_large()
             self._refuse_garbled()
+        if self._in_head and not self._num_unanswered and self._timer is None:
+            self._wait_for_next()  # what came was the rest of a body that nobody had waited for
+
+    def _wait_for_next(self) -> None:
+        """As uvicorn does where a request is over with its answer."""
+        self._unset_keepalive_if_required()
+        self.timeout_keep_alive_task = self.loop.call_later(
+            self.timeout_keep_alive, self.timeout_keep_alive_handler
+        )
+        self._idle.add(self.transport)
 
     def _parse(self, data: bytes) -> None:
         """The parser leaves out the body of who asks for another protocol, and all that follows:

@@ -184,6 +184,22 @@ async def test_connections_that_wait_between_two_requests_keep_nobody_out(bounde
         writer.close()
 
 
+async def test_a_body_that_comes_after_its_answer_leaves_a_connection_like_any_other(
+    bounded: World,
+) -> None:
+    """It had no deadline then, and its place was nobody else's."""
+    host, _, port = bounded.router.http_address.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    for _ in range(2):
+        writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n01234")
+        assert b" 200 " in await reader.readuntil(b"\r\n\r\n")
+        await reader.readuntil(b"}")
+        writer.write(b"56789")
+    async with asyncio.timeout(10 * LIMITS.keep_alive_s):
+        assert await reader.read() == b""
+    writer.close()
+
+
 @pytest.mark.parametrize("sealed", [False, True])
 async def test_who_still_takes_an_answer_gives_its_place_to_nobody(
     make_world: WorldMaker, tmp_path: Path, sealed: bool
