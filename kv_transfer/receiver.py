@@ -89,6 +89,7 @@ class Receiver:
         self._held = HeldFrames(max_per_link=MAX_HELD, patience_s=local.patience_s)
         self._settled = Settled()
         self._begun: deque[_Begun] = deque()  # the oldest first
+        self._draining: deque[HandoffId] = deque()  # cancelled, not known to be drained
 
     def accept(self, peer: Peer) -> None:
         """Links from this peer are welcome. Said again with the same facts, it changes nothing."""
@@ -120,9 +121,12 @@ class Receiver:
         self._peers.pop(peer_id, None)
 
     def fail_all(self, error: PdserveError) -> None:
-        """All peers are lost."""
+        """All peers are lost. Raises what waiting for copies does: then nothing is known to be
+        drained.
+        """
         for peer_id in list(self._peers):
             self._lose(peer_id, error)
+        self._drain()
 
     def close(self) -> None:
         for peer_id in list(self._peers):
@@ -155,9 +159,8 @@ class Receiver:
 
     def cancel(self, cancel: CancelReceive) -> None:
         """No block is written once the copies are over: it is drained then, known or not."""
-        self._finish_all()
-        self._forget(cancel.handoff, "was cancelled by the receiver's front")
-        self._local.events.put(ReceiveDrained(handoff=cancel.handoff))
+        self._draining.append(cancel.handoff)
+        self._drain()
 
     def on(self, event: StreamEvent) -> None:
         """Something happened on a stream that another rank dialled."""
@@ -316,6 +319,13 @@ class Receiver:
         incoming.received(frame)
         inbound.deliver(frame.seq)
         self._settle_if_done(incoming)
+
+    def _drain(self) -> None:
+        self._finish_all()
+        while self._draining:
+            handoff = self._draining.popleft()
+            self._forget(handoff, "was cancelled by the receiver's front")
+            self._local.events.put(ReceiveDrained(handoff=handoff))
 
     def _finish_all(self) -> None:
         while self._begun:

@@ -10,6 +10,7 @@ from kv_transfer.endpoint import KvEndpoint
 from kv_transfer.messages import Message
 from kv_transfer.payload import Bytes, Payload
 from kv_transfer.pieces import Copying, Pieces
+from kv_transfer.receiver import Receiver
 from kv_transfer.transports.inline import InlineLink
 from kv_transfer.transports.transport import (
     Arrived,
@@ -190,9 +191,9 @@ class _StuckCopy:
         self._owner.num_begun -= 1
 
 
-def stick(endpoint: KvEndpoint) -> Stuck:
-    """The endpoint's pieces from now on."""
-    local = endpoint._local
+def stick(rank: KvEndpoint | Receiver) -> Stuck:
+    """Its pieces from now on."""
+    local = rank._local
     stuck = Stuck(local.pieces)
     object.__setattr__(local, "pieces", stuck)  # of a frozen class: no cache of a CPU is like this
     return stuck

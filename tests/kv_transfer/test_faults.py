@@ -11,18 +11,21 @@ from kv_transfer.commands import (
     ClosePeer,
     ConnectPeer,
     EndpointFailed,
+    ExpectHandoff,
     HandoffFailed,
     HandoffReceived,
     HandoffSent,
     PeerLost,
+    PushTokens,
     ReceiveDrained,
     SendDrained,
 )
 from kv_transfer.reasons import MAX_REASON_LEN, failed, lost
-from pdserve.core.errors import LinkDownError
+from pdserve.core.errors import InternalError, LinkDownError
 from tests.kv_transfer.breaking import Stuck, stick
 from tests.kv_transfer.lending import CUDA_IPC, in_place, lending_in_process
 from tests.kv_transfer.nodes import (
+    LAYOUT,
     Node,
     blocks,
     connect,
@@ -31,6 +34,7 @@ from tests.kv_transfer.nodes import (
     open_world,
     prompt_kv,
 )
+from tests.kv_transfer.threadless import connected_pair, settle
 
 OURS, THEIRS = blocks(1, 2, 3), blocks(7, 8, 9)
 LOOPBACK = "loopback"
@@ -213,6 +217,27 @@ def test_copies_that_could_not_be_waited_for_once_are_waited_for_again() -> None
         sender.wait(PeerLost)
         connect(sender, receiver)
         move(sender, receiver, "again")
+
+
+def test_a_cancel_whose_copies_could_not_be_waited_for_once_is_answered_when_they_were() -> None:
+    _, sender, receiver = connected_pair(LAYOUT, LAYOUT)
+    cache = stick(receiver.receiver)
+    push = PushTokens(handoff=handoff("a"), peer_id="d", start=0, stop=40, blocks=OURS, last=True)
+    expected = ExpectHandoff(
+        handoff=handoff("a"), peer_id="p", start=0, num_tokens=40, blocks=THEIRS
+    )
+    receiver.receiver.expect(expected)
+    sender.sender.push(push)
+    settle([sender, receiver])
+    assert receiver.receiver.is_copying
+    cache.num_failures = 1
+    with pytest.raises(RuntimeError):
+        receiver.receiver.cancel(CancelReceive(handoff=handoff("a")))
+    receiver.receiver.fail_all(InternalError("as the endpoint says then"))
+    assert not cache.num_begun
+    assert receiver.said()[-1] == ReceiveDrained(handoff=handoff("a"))
+    sender.close()
+    receiver.close()
 
 
 def test_a_copy_that_could_not_be_looked_at_is_waited_for_before_it_is_drained() -> None:
