@@ -22,6 +22,7 @@ from typing import Any, NoReturn
 import httptools
 from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.utils import is_ssl
 
 from pdserve.core.config import LimitsConfig
 from router.http_idle import IdleConnections
@@ -70,9 +71,7 @@ class GuardedProtocol(HttpToolsProtocol):
         """End another connection, one that waits between two requests, if there is one."""
         if (longest := self._idle.take()) is None:
             return False
-        longest.close()
-        # Over TLS a client is to say goodbye too, which it does not before it looks.
-        self.loop.call_later(LINGER_S, longest.abort)
+        _close(longest, self.loop)
         return True
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -176,7 +175,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._num_unanswered -= 1
         unread = self.cycle.response_complete and self.cycle.more_body
         if unread and not self.transport.is_closing():
-            self._watch(LINGER_S, self.transport.close)
+            self._watch(LINGER_S, self._hang_up)
         if self._is_garbled:
             self._refuse_garbled()
 
@@ -229,13 +228,13 @@ class GuardedProtocol(HttpToolsProtocol):
         elif self._num_head_bytes:
             self._refuse(TIMED_OUT, f"the head took more than {self._limits.header_timeout_s:g} s")
         else:
-            self.transport.close()
+            self._hang_up()
 
     def _on_late_body(self) -> None:
         if self.pipeline:  # it is not read on while an earlier request is being answered
             self._watch(self._limits.body_timeout_s, self._on_late_body)
         elif self.cycle.response_started:
-            self.transport.close()
+            self._hang_up()
         else:
             self._refuse(TIMED_OUT, f"the body took more than {self._limits.body_timeout_s:g} s")
 
@@ -274,9 +273,12 @@ class GuardedProtocol(HttpToolsProtocol):
         if self.transport.can_write_eof():  # closed at once, what still comes would reset it all
             self.transport.write_eof()
             self.flow.resume_reading()
-            self._watch(LINGER_S, self.transport.close)
+            self._watch(LINGER_S, self._hang_up)
         else:
-            self.transport.close()
+            self._hang_up()
+
+    def _hang_up(self) -> None:
+        _close(self.transport, self.loop)
 
     def _watch(self, timeout_s: float, on_late: Callable[[], None]) -> None:
         self._stop_timer()
@@ -286,6 +288,15 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+def _close(transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+    """Over TLS the client is to say goodbye too, which it does not before it looks: asyncio would
+    wait half a minute for it.
+    """
+    transport.close()
+    if is_ssl(transport):
+        loop.call_later(LINGER_S, transport.abort)
 
 
 def _disconnect(cycle: RequestResponseCycle) -> None:

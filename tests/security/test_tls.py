@@ -34,7 +34,7 @@ from pdserve.rpc.v1 import session_pb2_grpc
 from tests.nodes.site import HELLO, PATIENCE_S, Site
 from tests.router.conftest import ANSWER, World, WorldMaker, until
 from tests.security.certificates import SECRET, member, public, write_files
-from tests.security.connections import num_served
+from tests.security.connections import is_served, num_served
 from tests.security.raw import say
 from tests.security.routers import a_router
 
@@ -54,7 +54,7 @@ def others(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def sealed(make_world: WorldMaker, folder: Path):
     trusting = ssl.create_default_context(cafile=folder / "public-ca.pem")
-    limits = LimitsConfig(header_timeout_s=0.4)
+    limits = LimitsConfig(header_timeout_s=0.4, body_timeout_s=0.4)
     async with make_world(security=public(folder), verify=trusting, limits=limits) as made:
         yield made
 
@@ -73,6 +73,23 @@ async def test_http_and_grpc_are_served_over_tls(sealed: World, folder: Path) ->
             return client.generate("Hello", max_tokens=100).choices[0].text
 
     assert await asyncio.to_thread(ask) == ANSWER
+
+
+@pytest.mark.parametrize("begun", [b"", b"GET /", b"GET / HTTP/1.1\r\nContent-Length: 9\r\n\r\n"])
+async def test_who_does_not_say_goodbye_is_let_go_of_when_it_is_late(
+    sealed: World, folder: Path, begun: bytes
+) -> None:
+    trusting = ssl.create_default_context(cafile=folder / "public-ca.pem")
+    host, _, port = sealed.router.http_address.rpartition(":")
+
+    def connect() -> ssl.SSLSocket:
+        plain = socket.create_connection((host, int(port)), PATIENCE_S)
+        return trusting.wrap_socket(plain, server_hostname=host)
+
+    with await asyncio.to_thread(connect) as client:
+        client.sendall(begun)
+        own_port = client.getsockname()[1]
+        await until(lambda: not is_served(own_port))
 
 
 async def test_who_does_not_say_goodbye_holds_no_place_that_another_was_given(
