@@ -144,8 +144,8 @@ class Pair:
                 return
         with self._busy():  # outside a turn: waiting for a dead rank holds up no other link
             self._meet(store, rank, other)
-            if self._closed.is_set():
-                return  # who closed has aborted, and nobody would abort what begins now
+            if rank == HOST and self._closed.is_set():
+                return  # nobody would abort what begins now; a guest does not wait for who is gone
             group.connect(other, sends=rank == HOST)
         self._setting.events.put(PairMet(self._stream))
         while (job := self._wait_for_job()) is not None:

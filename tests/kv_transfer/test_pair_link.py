@@ -7,7 +7,7 @@ from threading import Event
 import numpy as np
 import pytest
 import torch
-from torch._C._distributed_c10d import TCPStore
+from torch._C._distributed_c10d import Store, TCPStore
 
 from kv_transfer.messages import (
     Announced,
@@ -17,6 +17,7 @@ from kv_transfer.messages import (
     PairOffer,
     Warm,
 )
+from kv_transfer.transports.pair import HOST
 from kv_transfer.transports.pair_link import MAX_PARCEL_BYTES, MAX_PARCELS, PairLink
 from kv_transfer.transports.transport import (
     Arrived,
@@ -215,6 +216,37 @@ def test_a_link_that_is_closed_while_the_other_side_makes_its_group_connects_to_
             thread.join(5)
             assert not thread.is_alive()
         assert not connected.is_set()
+
+
+def test_who_has_said_that_its_group_is_made_connects_though_its_link_is_closed() -> None:
+    """Else the other side, which may have begun to connect, would wait without end."""
+    made = Event()
+
+    class SlowGroup(LateGroup):
+        def __init__(self, store: Store, rank: int, setting: LinkSetting) -> None:
+            if rank == HOST:
+                made.wait(20)
+            super().__init__(store, rank, setting)
+
+    def slow_link(stream: Stream, setting: LinkSetting) -> PairLink:
+        return PairLink(stream, setting, SlowGroup, torch.device("cpu"))
+
+    with linked(FakeClock(), some_turns(), some_turns(), slow_link) as (sender, receiver):
+        sender.link.send(Message(Warm(), SMALL))
+        came = receiver.events.get(timeout=20)
+        assert isinstance(came, Arrived)
+        assert isinstance(came.message.body, PairOffer)
+        receiver.link.on(came)
+        offer = came.message.body
+        TCPStore(offer.host, offer.port, 2, wait_for_workers=False).wait(["group 1"])
+        receiver.link.close()
+        made.set()
+        for thread in list(receiver.setting.threads):
+            thread.join(5)
+        sender.link.close()
+        for thread in list(sender.setting.threads | receiver.setting.threads):
+            thread.join(5)
+            assert not thread.is_alive()
 
 
 @pytest.mark.parametrize(
