@@ -81,7 +81,7 @@ class Pair:
         self._jobs: SimpleQueue[Job] = SimpleQueue()
         self._next: deque[Job] = deque()  # taken from the queue by the thread, not begun
         self._busy_since_s: float | None = None
-        self._limit_s = setting.timeout_s  # of an operation of the kind that is under way
+        self._is_receiving = False  # what was begun last
         self.is_waiting = False  # for its turn; set by the thread
         self._group: Group | None = None
         self._lock = Lock()  # between the group's making and an abort
@@ -101,9 +101,9 @@ class Pair:
 
     def check(self, now_s: float) -> None:
         """Raises TransferTimeoutError if an operation is overdue."""
-        since_s = self._busy_since_s
-        if since_s is not None and now_s - since_s > self._limit_s:
-            raise self._overdue()
+        since_s, limit_s = self._busy_since_s, self._limit_s
+        if since_s is not None and now_s - since_s > limit_s:
+            raise self._overdue(limit_s)
 
     def close(self) -> None:
         """Abort what is under way and let the group go, which frees the other side as well.
@@ -153,13 +153,21 @@ class Pair:
 
     def _named(self, error: Exception) -> TransferError:
         """Our own deadline and that of the process group may be the same; either may come first."""
-        since_s = self._busy_since_s
-        if since_s is not None and self._setting.clock.now_s() - since_s >= self._limit_s:
-            return self._overdue()
+        since_s, limit_s = self._busy_since_s, self._setting.timeout_s
+        if since_s is not None and self._setting.clock.now_s() - since_s >= limit_s:
+            return self._overdue(limit_s)
         return LinkDownError(f"process group: {error}")
 
-    def _overdue(self) -> TransferTimeoutError:
-        return TransferTimeoutError(f"a process group was busy for more than {self._limit_s} s")
+    @property
+    def _limit_s(self) -> float:
+        """How long an operation may take. A receive that keeps others waiting has half the time:
+        those who send to them count the whole of it from when they began.
+        """
+        is_in_the_way = self._is_receiving and self._setting.turns.receiving.is_awaited
+        return self._setting.timeout_s / (2 if is_in_the_way else 1)
+
+    def _overdue(self, limit_s: float) -> TransferTimeoutError:
+        return TransferTimeoutError(f"a process group was busy for more than {limit_s} s")
 
     def _open_store(self, offer: PairOffer | None) -> Store:
         timeout = timedelta(seconds=self._setting.timeout_s)
@@ -189,15 +197,11 @@ class Pair:
 
     def _move(self, group: Group, other: int, first: Send | Receive) -> None:
         """Do it, and what is to follow of its kind: posted as soon as it is there, so that neither
-        words nor waking cost time between two payloads. What is received has half the time: it is
-        being sent, and others who send to this rank wait for the turn within their own time.
+        words nor waking cost time between two payloads.
         """
-        turn, limit_s = self._setting.turns.sending, self._setting.timeout_s
-        if isinstance(first, Receive):
-            turn, limit_s = self._setting.turns.receiving, limit_s / 2
-        self._limit_s = limit_s
-        self.is_waiting = True
-        with turn, self._busy():
+        turns = self._setting.turns
+        self.is_waiting, self._is_receiving = True, isinstance(first, Receive)
+        with turns.receiving if self._is_receiving else turns.sending, self._busy():
             self.is_waiting = False
             under_way = deque([(first, self._post(group, other, first))])
             num_posted = 1

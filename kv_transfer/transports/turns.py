@@ -30,6 +30,11 @@ class Turn:
             if self._places:
                 self._places[0].release()
 
+    @property
+    def is_awaited(self) -> bool:
+        """Somebody waits for who has it."""
+        return len(self._places) > 1
+
 
 @dataclass(frozen=True, slots=True)
 class Turns:

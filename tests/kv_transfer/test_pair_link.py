@@ -126,16 +126,25 @@ def test_a_send_that_nobody_receives_is_overdue_and_can_be_aborted(
 
 
 def test_a_receive_is_overdue_before_those_who_wait_to_send_to_the_same_rank() -> None:
-    clock = FakeClock()
-    with linked(clock, some_turns(), some_turns(), late_link) as (stopped, receiver):
+    clock, one_rank = FakeClock(), some_turns()
+    with (
+        linked(clock, some_turns(), one_rank, late_link) as (stopped, receiver),
+        linked(clock, some_turns(), one_rank, late_link) as (sender, waiting),
+    ):
         meet(stopped, receiver, SMALL)
+        meet(sender, waiting, SMALL)
         receiver.hear(Warm(), Announced(1, len(SMALL)))  # and nothing comes
         pair = receiver.link._pair
         while not pair._jobs.empty() or pair._busy_since_s is None:
             time.sleep(0.001)
         clock.advance(5.5)
+        receiver.link.check(clock.now_s())
+        waiting.hear(Warm(), Announced(1, len(SMALL)))
+        while not one_rank.receiving.is_awaited:
+            time.sleep(0.001)
         with pytest.raises(TransferTimeoutError, match=r"was busy for more than 5\.0 s"):
             receiver.link.check(clock.now_s())
+        stopped.link.close()  # its store ends, and with it what waits there
 
 
 def test_a_receive_whose_sender_closes_ends_by_name(ends: tuple[FakeClock, End, End]) -> None:
