@@ -97,8 +97,19 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._in_head and self._num_head_bytes > self._limits.max_header_bytes:
             self._refusal = self._too_large()
             self._refuse_garbled()
-        if self._in_head and not self._num_unanswered and self._timer is None:
-            self._wait_for_next()  # what came was the rest of a body that nobody had waited for
+        if self._in_head and self._timer is None:
+            self._watch_what_came_behind()
+
+    def _watch_what_came_behind(self) -> None:
+        """Nothing is without a deadline: not a head behind another request, and not a connection
+        where the rest of a body came that nobody had waited for.
+        """
+        if self._is_refused or self._is_garbled:
+            return
+        if self._num_head_bytes:
+            self._watch_head()
+        elif not self._num_unanswered:
+            self._wait_for_next()
 
     def _wait_for_next(self) -> None:
         """As uvicorn does where a request is over with its answer."""
@@ -134,6 +145,7 @@ class GuardedProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._head_size = 0
+        self._num_head_bytes = max(1, self._num_head_bytes)  # it may have come behind another one
 
     def on_url(self, url: bytes) -> None:
         super().on_url(url)
@@ -170,7 +182,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if self.timeout_keep_alive_task is not None:
+        if self.timeout_keep_alive_task is not None and not self._num_head_bytes:
             self._idle.add(self.transport)
         self._num_unanswered -= 1
         unread = self.cycle.response_complete and self.cycle.more_body

@@ -60,6 +60,41 @@ async def test_a_head_that_drips_ends_its_connection(bounded: World, begun: byte
     assert (ANSWER.encode() in heard.raw) == (BODY in begun)
 
 
+@pytest.mark.parametrize("begun", [b"GET /", GOOD + b"GET /", GOOD + b"\r\nGET / HTTP/1.1\r\nX-"])
+async def test_a_head_that_stops_ends_its_connection(bounded: World, begun: bytes) -> None:
+    """Behind a request, in the same packet, it counted as nothing."""
+    heard = await hear(bounded, begun)
+    assert b"the head took more than 0.4 s" in heard.raw
+    assert (ANSWER.encode() in heard.raw) == (BODY in begun)
+
+
+@pytest.mark.parametrize("apart", [False, True])
+async def test_who_has_begun_its_next_request_gives_its_place_to_nobody(
+    make_world: WorldMaker, apart: bool
+) -> None:
+    async with make_world(limits=LimitsConfig(max_connections=LEAST_HEADERS)) as world:
+        world.decode[0].token_time_s = 0.01
+        host, _, port = world.router.http_address.rpartition(":")
+        writers = []
+        for i in range(LEAST_HEADERS + 1):
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writers.append(writer)
+            if i:
+                writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+                assert b" 200 " in await reader.readuntil(b"\r\n\r\n")
+                continue
+            first = reader
+            writer.write(GOOD + (b"" if apart else b"GET /hea"))
+            if apart:
+                await until(lambda: bool(world.decode[0].submitted))
+                writer.write(b"GET /hea")
+            assert ANSWER.encode() in await reader.readuntil(b"}]")
+        writers[0].write(b"lth HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert b" 200 " in await first.readuntil(b"\r\n\r\n")
+        for writer in writers:
+            writer.close()
+
+
 async def test_a_connection_lives_on_between_requests_longer_than_a_head_may_take(
     bounded: World,
 ) -> None:
