@@ -53,9 +53,10 @@ class _Side:
 
 
 class _Recorded:
-    """A copy that is over when the streams have come so far."""
+    """A copy that is over when the streams have come so far. What it reads lives as long."""
 
-    def __init__(self, *streams: torch.cuda.Stream) -> None:
+    def __init__(self, *streams: torch.cuda.Stream, reads: torch.Tensor | None = None) -> None:
+        self._reads = reads
         self._events = [stream.record_event() for stream in streams]
 
     @property
@@ -157,7 +158,7 @@ class DevicePieces:
         if not isinstance(payload, Borrowed):
             data = self._on_device(payload)
             self._copy(target, _flat(data, len(pieces), num_rows * row, row), num_rows, row)
-            return _Recorded(self._stream)
+            return _Recorded(self._stream, reads=data)
         payload.check(len(pieces), len(heads), unit)
         source = self._there(payload, len(pieces), unit)
         if target.row_stride == source.row_stride == row:

@@ -63,18 +63,24 @@ class _Posted:
 
 
 class NcclGroup:
-    """Two GPUs, whose communicator is made by the first operation."""
+    """Two GPUs, whose communicator is made by the first operation.
+
+    Its streams are of a higher priority: torch has 32 of each and gives them out again and again,
+    and one that waits for a dead peer must not be one that copies KV or runs the model.
+    """
 
     def __init__(self, store: Store, rank: int, setting: LinkSetting) -> None:
         torch.cuda.set_device(setting.kv.device)  # of this thread, which makes all calls but abort
         options = _C10D.ProcessGroupNCCL.Options()
         options._timeout = timedelta(seconds=2 * setting.timeout_s)
+        options.is_high_priority_stream = True  # of torch's own
         if setting.nccl_channels is not None:
             options.config.min_ctas = options.config.max_ctas = setting.nccl_channels
         self._group: _TorchGroup = _C10D.ProcessGroupNCCL(store, rank, 2, options)
-        self._stream = torch.cuda.Stream(setting.kv.device)  # type: ignore[no-untyped-call]
+        device = setting.kv.device
+        self._stream = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
         self._staging = setting.staging
-        self._device = setting.kv.device
+        self._device = device
 
     def connect(self, other: int, *, sends: bool) -> None:
         with torch.cuda.stream(self._stream):
