@@ -19,6 +19,8 @@ from kv_transfer.transports.transport import Link, Payloads
 from pdserve.core.errors import LinkDownError, TransferTimeoutError
 from pdserve.core.request import HandoffId
 
+WARM_BYTES = 16 << 20  # make a link come up; many may at once, on a GPU that is full
+
 
 class _Phase(Enum):
     GREETING = auto()
@@ -147,7 +149,7 @@ class OutboundLink:
         if self.link.payloads is Payloads.LENT:
             return None
         with allocating():
-            return self._fit(self._local.pieces.blank(self._frames.num_bytes))
+            return self._fit(self._local.pieces.blank(min(self._frames.num_bytes, WARM_BYTES)))
 
     def _take_up(self, outgoing: Outgoing, pieces: range, heads: range) -> Payload:
         """Copy the pieces out of the cache, or say where they are."""
