@@ -89,7 +89,11 @@ def test_quick_commands_load_nothing_slow(words: list[str]) -> None:
         (["serve", "missing.yaml"], "missing.yaml: cannot be read"),
         (["serve", "--set", "decode.replicsa=2"], "did you mean decode.replicas?"),
         (["serve", "--set", "model.dtype=float8"], "model.dtype"),
-        ([*ANY_PORT, "--set", "model.source=no-such"], "neither a directory nor a known name"),
+        (
+            [*ANY_PORT, "--set", "model.source=no-such"],
+            "model.source: got 'no-such', which is neither a directory nor a known name",
+        ),
+        (["bench", "engine", "--model", "/no/such"], "nor a hub id (organisation/name)\n"),
         (["demo", "--set", "decode.replicas=two"], "decode.replicas: expected a whole number"),
         (["models", "fetch", "gpt-9"], "no model named 'gpt-9'"),
     ],

@@ -82,7 +82,7 @@ def opened_site(
         router = undo.enter_context(settled_ports(config.router))
         config = replace(config, router=router, security=settled(config.security))
         protection = find_protection(config.security)
-        model_dir = locate(config.model.source, config.model.revision)
+        model_dir = locate(config.model.source, config.model.revision, key="model.source")
         identity = _identity(config, model_dir)
         planned = resolve(config, read_model_spec(model_dir), _known_hardware(config))
         say("model", _describe_model(planned, model_dir))

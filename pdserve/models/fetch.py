@@ -51,10 +51,11 @@ class Tools(Protocol):
         """Make the model directory `directory` from `gguf`. Raises ModelFilesError."""
 
 
-def locate(source: str, revision: str | None = None) -> Path:
+def locate(source: str, revision: str | None = None, *, key: str = "--model") -> Path:
     """The model directory that `source` stands for: a name of the catalog, a path, a hub id.
 
-    What was never fetched is fetched. Raises ModelNotFoundError when it is none of these.
+    What was never fetched is fetched. Raises ModelNotFoundError, which names the ``key`` that said
+    it, when it is none of these.
     """
     if source in CATALOG:
         _refuse_revision(source, revision)
@@ -68,8 +69,8 @@ def locate(source: str, revision: str | None = None) -> Path:
     model = hub_model(source, revision)
     if model is None:
         raise ModelNotFoundError(
-            f"model {source!r} is neither a directory nor a known name ({', '.join(CATALOG)}) nor "
-            f"a hub id (organisation/name){_hint(source)}"
+            f"{key}: got {source!r}, which is neither a directory nor a known name "
+            f"({', '.join(CATALOG)}) nor a hub id (organisation/name){_hint(source)}"
         )
     try:
         return fetch_hub_model(model)
@@ -117,7 +118,9 @@ def fetch(name: str, *, progress: bool = True) -> Path:
 
 
 def _hint(source: str) -> str:
-    """What may have been meant."""
+    """What may have been meant, by what is no path."""
+    if "/" in source:
+        return ""
     near = difflib.get_close_matches(source, CATALOG, n=1)
     return f"; did you mean {near[0]}?" if near else ""
 

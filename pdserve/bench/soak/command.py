@@ -52,6 +52,7 @@ def run(args: argparse.Namespace) -> int:
     """Soak, print the result; 1 where a promise was broken."""
     log = Path(tempfile.mkdtemp(prefix="pdserve-soak-")) / "serve.log"
     settings = ["decode.replicas=2", "prefill.replicas=2", *args.set]
+    sys.stderr.write(f"log: {log}\n")
     with own_cluster(args.cluster_yaml, settings, log) as cluster:
         result = asyncio.run(_soak(args, cluster))
         status, num_orphans = cluster.stop()

@@ -4,6 +4,7 @@ import asyncio
 import os
 import random
 import signal
+import sys
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -38,7 +39,7 @@ class Watch:
         self._cluster = cluster
         self._kill_every_s = kill_every_s
         self._chance = random.Random(seed)
-        self._last_kill_s = time.monotonic()
+        self._began_s = self._last_kill_s = time.monotonic()
         self._recovering = False
         self._num_nodes = 0  # that there were at the last kill
 
@@ -74,6 +75,7 @@ class Watch:
             if fresh:
                 self._recovering = False
                 self.seen.recoveries_s.append(now_s - self._last_kill_s)
+                self._say(f"all nodes ready after {self.seen.recoveries_s[-1]:.1f} s")
 
     def _is_time_to_kill(self) -> bool:
         due = time.monotonic() - self._last_kill_s >= self._kill_every_s
@@ -92,3 +94,8 @@ class Watch:
         self._last_kill_s = time.monotonic()
         self._recovering = True
         self.seen.kills.append((self._last_kill_s, victim))
+        self._say(f"killed {victim.node} {victim.part}")
+
+    def _say(self, what: str) -> None:
+        """To who waits: the report comes at the end."""
+        sys.stderr.write(f"{time.monotonic() - self._began_s:6.0f} s  {what}\n")
