@@ -202,6 +202,10 @@ class ChatBody(SamplingBody):
         super().check_supported()
         if self.top_logprobs is not None and not self.logprobs:
             raise InvalidRequestError("top_logprobs", "it is allowed only with logprobs: true")
+        older, newer = self.max_tokens, self.max_completion_tokens
+        if older is not None and newer is not None and older != newer:
+            problem = f"got {shown(newer)}, and max_tokens {shown(older)}: allowed is one of them"
+            raise InvalidRequestError("max_completion_tokens", f"{problem}, or both the same")
 
     def conversation(self) -> Conversation:
         return Conversation(

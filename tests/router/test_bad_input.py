@@ -144,8 +144,8 @@ async def test_a_wrong_completion_field_is_named(
         ({"top_logprobs": 500, "logprobs": True}, "top_logprobs"),
         ({"top_logprobs": 5}, "top_logprobs"),
         ({"logprobs": 3}, "logprobs"),
-        ({"max_completion_tokens": 0}, "max_completion_tokens"),
-        ({"max_completion_tokens": 5000}, "max_completion_tokens"),
+        ({"max_completion_tokens": 0, "max_tokens": None}, "max_completion_tokens"),
+        ({"max_completion_tokens": 5000, "max_tokens": None}, "max_completion_tokens"),
         ({"tools": [{"type": "function"}]}, "tools[0]"),
         ({"tools": [{"type": "browser"}]}, "tools[0].type"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
@@ -172,6 +172,7 @@ async def test_a_wrong_completion_field_is_named(
             "messages[0].tool_calls[0].function.arguments",
         ),
         ({"audio": {"voice": "x"}}, "audio"),
+        ({"max_completion_tokens": 3}, "max_completion_tokens"),  # and max_tokens 2
     ],
 )
 async def test_a_wrong_chat_field_is_named(
@@ -182,6 +183,23 @@ async def test_a_wrong_chat_field_is_named(
     error = error_of(response)
     assert error["param"] == field
     assert field in str(error["message"])
+
+
+async def test_two_different_lengths_are_refused_by_both_names(world: World) -> None:
+    both = {**CHAT, "max_tokens": 2, "max_completion_tokens": 3}
+    response = await world.http.post("/v1/chat/completions", json=both)
+    message = str(error_of(response)["message"])
+    assert message.startswith("max_completion_tokens: got 3, and max_tokens 2:")
+
+
+@pytest.mark.parametrize("values", [(2, 2), (2, None), (None, 2)])
+async def test_the_same_length_by_both_names_is_served(
+    world: World, values: tuple[int | None, int | None]
+) -> None:
+    both = dict(zip(("max_tokens", "max_completion_tokens"), values, strict=True))
+    response = await world.http.post("/v1/chat/completions", json={**CHAT, **both})
+    assert response.status_code == 200
+    assert response.json()["usage"]["completion_tokens"] == 2
 
 
 @pytest.mark.parametrize("path", ["/v1/no/such/path", "/v1/completions/x", "/%ff%fe"])
