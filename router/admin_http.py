@@ -38,19 +38,19 @@ def add_admin_routes(app: FastAPI, service: Service) -> None:
     @app.post("/admin/drain")
     async def drain(request: Request) -> Json:
         _check_token(request, service.spec.admin_token)
-        body = await read_body(request, DrainBody, MAX_BYTES)
+        body = await read_body(request, DrainBody, MAX_BYTES, bound="an order")
         return {"message": await service.orders.place(Drain(node=body.node, undo=body.undo))}
 
     @app.post("/admin/scale")
     async def scale(request: Request) -> Json:
         _check_token(request, service.spec.admin_token)
-        body = await read_body(request, ScaleBody, MAX_BYTES)
+        body = await read_body(request, ScaleBody, MAX_BYTES, bound="an order")
         return {"message": await service.orders.place(Scale(role=body.role, count=body.count))}
 
     @app.post("/admin/role")
     async def role(request: Request) -> Json:
         _check_token(request, service.spec.admin_token)
-        body = await read_body(request, RoleBody, MAX_BYTES)
+        body = await read_body(request, RoleBody, MAX_BYTES, bound="an order")
         order = ChangeRole(node=body.node, role=body.role)
         return {"message": await service.orders.place(order)}
 

@@ -26,12 +26,15 @@ from pdserve.core.errors import (
 )
 from router.body_counts import check_counts
 from router.duplicate_keys import check_unique
+from router.first_fault import TEXT_OR_LIST
 from router.validation import shown
 
 INLINE_BYTES = 64 << 10  # larger bodies are parsed in a thread
 MAX_PARSED_AT_ONCE = 2  # of the larger ones: parsed JSON is many times the size of its text
 MAX_SHOWN_NAME, MAX_SHOWN_PATH = 50, 200
 HTTP_CLIENT_ERRORS = range(400, 500)
+ALLOWED = {"model_type": "a JSON object", "dict_type": "a JSON object"}  # by pydantic's error
+SIZE_BOUND = "router.limits.max_body_bytes"
 BAD_REQUEST, UNSUPPORTED_ENCODING, EXPECTATION_FAILED = 400, 415, 417
 CODES: dict[type[PdserveError], str] = {
     NeverFitsError: "context_length_exceeded",
@@ -43,13 +46,15 @@ CODES: dict[type[PdserveError], str] = {
 Body = TypeVar("Body", bound=BaseModel)
 
 
-async def read_body(request: Request, schema: type[Body], max_bytes: int) -> Body:
-    """The body as a ``schema``.
+async def read_body(
+    request: Request, schema: type[Body], max_bytes: int, *, bound: str = SIZE_BOUND
+) -> Body:
+    """The body as a ``schema``; ``bound`` is the name of what allows no more than ``max_bytes``.
 
     Raises InvalidRequestError, or HTTPException with status 400, 413, 415 or 417.
     """
     _check_head(request.headers)
-    raw = await _read_bytes(request, max_bytes)
+    raw = await _read_bytes(request, max_bytes, bound)
     if len(raw) <= INLINE_BYTES:
         return parse_body(schema, raw)
     parsing: asyncio.Semaphore = request.app.state.parsing
@@ -152,8 +157,9 @@ def _listed(headers: Headers, name: str) -> list[str]:
     return [member.strip() for member in members if member.strip()]
 
 
-async def _read_bytes(request: Request, max_bytes: int) -> bytes:
-    too_large = HTTPException(413, f"the body is larger than {max_bytes} bytes")
+async def _read_bytes(request: Request, max_bytes: int, bound: str) -> bytes:
+    problem = f"the body is larger than {max_bytes} bytes, the most that {bound} allows"
+    too_large = HTTPException(413, problem)
     if int(request.headers.get("content-length", 0)) > max_bytes:  # the server checked the number
         raise too_large
     chunks, size = [], 0
@@ -168,8 +174,10 @@ async def _read_bytes(request: Request, max_bytes: int) -> bytes:
 def _invalid(error: ValidationError) -> InvalidRequestError:
     # Lists end at their first wrong entry (FailFast), so there are few.
     first = error.errors(include_url=False, include_context=False)[0]
-    problem = first["msg"][:200]
-    if first["type"] != "missing":
+    kind, problem = first["type"], first["msg"][:200]
+    if kind in ALLOWED or kind == TEXT_OR_LIST:
+        problem = f"got {shown(first['input'])}, allowed is {ALLOWED.get(kind, problem)}"
+    elif kind != "missing":
         problem = f"got {shown(first['input'])}: {problem}"
     return InvalidRequestError(_path(first["loc"]) or "body", problem)
 

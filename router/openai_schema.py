@@ -12,7 +12,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue
 from pdserve.core.errors import InvalidRequestError
 from pdserve.core.request import Grammar
 from pdserve.text.conversation import ChatMessage
-from router.first_fault import FirstFault
+from router.first_fault import FirstFault, text_or_list
 from router.intake import Conversation
 from router.structured_output import grammar_of
 from router.tool_use import tool_calls, tool_use
@@ -47,11 +47,11 @@ UNSUPPORTED: dict[str, tuple[JsonValue, ...]] = {
 
 
 def _as_list(value: object) -> object:
-    return [value] if isinstance(value, str) else value
+    return text_or_list(value, str, "texts")
 
 
 def _as_parts(value: object) -> object:
-    return [{"type": "text", "text": value}] if isinstance(value, str) else value
+    return text_or_list(value, lambda text: {"type": "text", "text": text}, "parts")
 
 
 class _Body(BaseModel):
@@ -82,7 +82,7 @@ class SamplingBody(_Body):
     n: int | None = None
     best_of: int | None = None
     prompt_logprobs: int | None = None
-    stop: Annotated[Annotated[list[str], FirstFault()] | None, BeforeValidator(_as_list)] = None
+    stop: Annotated[list[str], FirstFault(), BeforeValidator(_as_list)] | None = None
     stop_token_ids: Annotated[list[int], FirstFault()] | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
@@ -174,9 +174,7 @@ class TextPart(_Body):
 
 class MessageBody(_Body):
     role: str
-    content: Annotated[
-        Annotated[list[TextPart], FirstFault()] | None, BeforeValidator(_as_parts)
-    ] = None
+    content: Annotated[list[TextPart], FirstFault(), BeforeValidator(_as_parts)] | None = None
     name: str | None = None
     tool_calls: JsonValue = None
     tool_call_id: str | None = None

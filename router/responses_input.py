@@ -11,7 +11,7 @@ from pdserve.core.errors import InvalidRequestError
 from pdserve.text.conversation import ChatMessage
 from pdserve.text.nesting import TOO_DEEP, check_depth
 from pdserve.text.tools import ToolCall
-from router.first_fault import FirstFault
+from router.first_fault import FirstFault, text_or_list
 from router.tool_use import check_arguments_len
 from router.validation import shown
 
@@ -20,7 +20,7 @@ TEXT_PARTS = ("input_text", "output_text", "text")
 
 
 def _as_parts(value: object) -> object:
-    return [{"type": "input_text", "text": value}] if isinstance(value, str) else value
+    return text_or_list(value, lambda text: {"type": "input_text", "text": text}, "parts")
 
 
 class _Body(BaseModel):
@@ -32,7 +32,7 @@ class InputPart(_Body):
     text: str | None = None
 
 
-Parts = Annotated[Annotated[list[InputPart], FirstFault()] | None, BeforeValidator(_as_parts)]
+Parts = Annotated[list[InputPart], FirstFault(), BeforeValidator(_as_parts)] | None
 
 
 class InputItem(_Body):

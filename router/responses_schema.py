@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import BaseModel, BeforeValidator, ConfigDict, JsonValue
 
 from pdserve.core.errors import InvalidRequestError
-from router.first_fault import FirstFault
+from router.first_fault import FirstFault, text_or_list
 from router.intake import Conversation
 from router.responses_input import InputItem, input_messages
 from router.structured_output import grammar_of
@@ -33,7 +33,7 @@ UNSUPPORTED: dict[str, tuple[JsonValue, ...]] = {
 
 
 def _as_message(value: object) -> object:
-    return [{"role": "user", "content": value}] if isinstance(value, str) else value
+    return text_or_list(value, lambda text: {"role": "user", "content": text}, "items")
 
 
 class _Body(BaseModel):

@@ -184,9 +184,13 @@ PROMPT_FORMS = "a text, a list of token ids, or a list of either"
 
 def shown(value: object) -> str:
     """A value as an error message shows it: short, and never megabytes of digits."""
-    if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 10**SHOWN_CHARS:
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, (list, dict)):
+        return "a list" if isinstance(value, list) else "an object"
+    if isinstance(value, int) and abs(value) >= 10**SHOWN_CHARS:
         return "a huge integer"
-    text = repr(value) if not isinstance(value, (list, dict)) else f"a {type(value).__name__}"
+    text = repr(value)
     return text if len(text) <= SHOWN_CHARS else text[:SHOWN_CHARS] + "..."
 
 

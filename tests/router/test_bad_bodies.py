@@ -58,6 +58,51 @@ async def test_a_body_that_is_no_request_is_a_client_error(
     assert error_of(response)["message"]
 
 
+@pytest.mark.parametrize("route", ["completions", "chat/completions", "responses"])
+@pytest.mark.parametrize(
+    ("body", "got"),
+    [("null", "null"), ("[]", "a list"), ('"x"', "'x'"), ("5", "5"), ("true", "true")],
+)
+async def test_a_body_that_is_no_object_is_told_what_it_is(
+    shared_world: World, route: str, body: str, got: str
+) -> None:
+    response = await shared_world.http.post(f"/v1/{route}", content=body)
+    assert error_of(response)["message"] == f"body: got {got}, allowed is a JSON object"
+
+
+@pytest.mark.parametrize(
+    ("route", "body", "message"),
+    [
+        ("completions", {"prompt": "a", "stop": 5},
+         "stop: got 5, allowed is a text or a list of texts"),
+        ("completions", {"prompt": "a", "stop": {}},
+         "stop: got an object, allowed is a text or a list of texts"),
+        ("completions", {"prompt": "a", "logit_bias": 5},
+         "logit_bias: got 5, allowed is a JSON object"),
+        ("completions", {"prompt": "a", "stop": [None]},
+         "stop[0]: got null: Input should be a valid string"),
+        ("completions", {"prompt": None},
+         "prompt: got null, expected a text, a list of token ids, or a list of either"),
+        ("chat/completions", {"messages": [None]},
+         "messages[0]: got null, allowed is a JSON object"),
+        ("chat/completions", {"messages": [{"role": "user", "content": 5}]},
+         "messages[0].content: got 5, allowed is a text or a list of parts"),
+        ("responses", {"input": 5}, "input: got 5, allowed is a text or a list of items"),
+        ("responses", {"input": None}, "input: got null, allowed is a text or a list of items"),
+        ("responses", {"input": [{"role": "user", "content": 5}]},
+         "input[0].content: got 5, allowed is a text or a list of parts"),
+        ("responses", {"input": [{"type": "function_call_output", "output": True}]},
+         "input[0].output: got true, allowed is a text or a list of parts"),
+    ],
+)  # fmt: skip
+async def test_what_has_the_wrong_type_is_told_all_that_is_allowed(
+    shared_world: World, route: str, body: dict[str, object], message: str
+) -> None:
+    response = await shared_world.http.post(f"/v1/{route}", json=body)
+    assert response.status_code == 400
+    assert error_of(response)["message"] == message
+
+
 @pytest.mark.parametrize("announced", [True, False])
 async def test_a_body_that_is_too_large_is_refused_without_being_read(
     make_world: WorldMaker, announced: bool
@@ -70,7 +115,8 @@ async def test_a_body_that_is_too_large_is_refused_without_being_read(
         content = b"x" * 100_000 if announced else pieces()
         response = await world.http.post("/v1/completions", content=content)  # type: ignore[arg-type]
         assert response.status_code == 413
-        assert "5000 bytes" in str(error_of(response)["message"])
+        allowed = "larger than 5000 bytes, the most that router.limits.max_body_bytes allows"
+        assert str(error_of(response)["message"]).endswith(allowed)
         assert (await world.complete(max_tokens=1)).status_code == 200
 
 

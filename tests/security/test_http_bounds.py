@@ -164,7 +164,8 @@ async def test_a_large_body_is_refused_by_its_announcement_and_by_its_size(bound
 
     sent = await bounded.http.post("/v1/completions", content=chunks())
     assert sent.status_code == 413
-    assert sent.json()["error"]["message"].endswith("the body is larger than 10000 bytes")
+    bound = "larger than 10000 bytes, the most that router.limits.max_body_bytes allows"
+    assert sent.json()["error"]["message"].endswith(bound)
 
 
 async def test_what_is_no_http_is_told_so_and_nothing_of_it_is_repeated_or_logged(
