@@ -5,6 +5,7 @@ business of ``unknown_fields.py``; those in ``UNSUPPORTED`` are known, and not t
 """
 
 from dataclasses import replace
+from functools import partial
 from typing import Annotated
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue
@@ -14,13 +15,14 @@ from pdserve.core.request import Grammar
 from pdserve.text.conversation import ChatMessage
 from router.first_fault import FirstFault, text_or_list
 from router.intake import Conversation
-from router.structured_output import grammar_of
-from router.tool_use import tool_calls, tool_use
-from router.unknown_fields import check_unknown, is_among
+from router.nested_keys import ECHOED_OF_MESSAGES, ECHOED_OF_PARTS, Keys, check_keys
+from router.structured_output import RESPONSE_FORMAT_KEYS, grammar_of
+from router.tool_use import CALL_KEYS, TOOL_KEYS, tool_calls, tool_use
+from router.unknown_fields import check_unknown, is_among, nearest, unknown
 from router.validation import MAX_TOKEN_IDS, SamplingFields, shown
 
 COMPLETION_MAX_TOKENS = 16  # OpenAI's and vLLM's default for /v1/completions
-STREAM_OPTIONS_WITHOUT_EFFECT = ("continuous_usage_stats", "include_obfuscation")
+STREAM_OPTIONS = ("include_usage", "continuous_usage_stats", "include_obfuscation")
 
 # Field -> values that ask for nothing. Any other value is refused by name.
 UNSUPPORTED: dict[str, tuple[JsonValue, ...]] = {
@@ -94,7 +96,9 @@ class SamplingBody(_Body):
     tpot_slo_ms: float | None = None
     timeline: bool | None = None
     priority: int | None = None
-    response_format: JsonValue = None
+    response_format: Annotated[
+        JsonValue, BeforeValidator(partial(check_keys, "response_format", RESPONSE_FORMAT_KEYS))
+    ] = None
     structured_outputs: JsonValue = None
     guided_json: JsonValue = None
     guided_regex: JsonValue = None
@@ -142,8 +146,8 @@ class SamplingBody(_Body):
         for name, value in (
             (self.stream_options and self.stream_options.model_extra) or {}
         ).items():
-            if value is not None and name not in STREAM_OPTIONS_WITHOUT_EFFECT:
-                raise InvalidRequestError(f"stream_options.{name[:50]}", "it is not known here")
+            if value is not None and name not in STREAM_OPTIONS:
+                raise unknown("stream_options", name, nearest(name, STREAM_OPTIONS))
 
 
 class CompletionBody(SamplingBody):
@@ -180,7 +184,19 @@ class MessageBody(_Body):
     tool_call_id: str | None = None
 
 
-Messages = Annotated[list[MessageBody], FirstFault()]
+MESSAGE_KEYS = Keys(
+    known=MessageBody.model_fields.keys(),
+    let_through=ECHOED_OF_MESSAGES,
+    inside={
+        "content": Keys(known=TextPart.model_fields.keys(), let_through=ECHOED_OF_PARTS),
+        "tool_calls": CALL_KEYS,
+    },
+)
+Messages = Annotated[
+    list[MessageBody],
+    FirstFault(),
+    BeforeValidator(partial(check_keys, "messages", MESSAGE_KEYS)),
+]
 
 
 class ChatBody(SamplingBody):
@@ -192,7 +208,7 @@ class ChatBody(SamplingBody):
     top_logprobs: int | None = None
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, JsonValue] | None = None
-    tools: JsonValue = None
+    tools: Annotated[JsonValue, BeforeValidator(partial(check_keys, "tools", TOOL_KEYS))] = None
     tool_choice: JsonValue = None
     parallel_tool_calls: bool | None = None
 

@@ -12,6 +12,7 @@ from pdserve.text.conversation import ChatMessage
 from pdserve.text.nesting import TOO_DEEP, check_depth
 from pdserve.text.tools import ToolCall
 from router.first_fault import FirstFault, text_or_list
+from router.nested_keys import ECHOED_OF_MESSAGES, ECHOED_OF_PARTS, Keys
 from router.tool_use import check_arguments_len
 from router.validation import shown
 
@@ -45,6 +46,14 @@ class InputItem(_Body):
     name: str | None = None
     arguments: str | None = None
     output: Parts = None
+
+
+PART_KEYS = Keys(known=InputPart.model_fields.keys(), let_through=ECHOED_OF_PARTS)
+ITEM_KEYS = Keys(
+    known=InputItem.model_fields.keys(),
+    let_through=ECHOED_OF_MESSAGES,
+    inside={"content": PART_KEYS, "output": PART_KEYS},
+)
 
 
 def input_messages(items: Iterable[InputItem]) -> list[ChatMessage]:

@@ -3,6 +3,7 @@
 Values are checked by ``validation.py``, as those of the other routes.
 """
 
+from functools import partial
 from typing import Annotated
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, JsonValue
@@ -10,9 +11,10 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, JsonValue
 from pdserve.core.errors import InvalidRequestError
 from router.first_fault import FirstFault, text_or_list
 from router.intake import Conversation
-from router.responses_input import InputItem, input_messages
-from router.structured_output import grammar_of
-from router.tool_use import tool_use
+from router.nested_keys import Keys, check_keys
+from router.responses_input import ITEM_KEYS, InputItem, input_messages
+from router.structured_output import TEXT_FORMAT_KEYS, grammar_of
+from router.tool_use import TOOL_KEYS, tool_use
 from router.unknown_fields import check_unknown, is_among
 from router.validation import SamplingFields, shown
 
@@ -44,19 +46,33 @@ class TextOptions(_Body):
     format: JsonValue = None
 
 
+TEXT_KEYS = Keys(
+    known=TextOptions.model_fields.keys(),
+    let_through=("verbosity",),
+    inside={"format": TEXT_FORMAT_KEYS},
+)
+
+
 class ResponsesBody(_Body):
     """POST /v1/responses."""
 
     model: str | None = None
-    input: Annotated[list[InputItem], FirstFault(), BeforeValidator(_as_message)]
+    input: Annotated[
+        list[InputItem],
+        FirstFault(),
+        BeforeValidator(_as_message),
+        BeforeValidator(partial(check_keys, "input", ITEM_KEYS)),
+    ]
     instructions: str | None = None
     max_output_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_logprobs: int | None = None
     include: Annotated[list[str], FirstFault()] | None = None
-    text: TextOptions | None = None
-    tools: JsonValue = None
+    text: Annotated[TextOptions, BeforeValidator(partial(check_keys, "text", TEXT_KEYS))] | None = (
+        None
+    )
+    tools: Annotated[JsonValue, BeforeValidator(partial(check_keys, "tools", TOOL_KEYS))] = None
     tool_choice: JsonValue = None
     parallel_tool_calls: bool | None = None
     metadata: dict[str, str] | None = None

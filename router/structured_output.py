@@ -11,12 +11,18 @@ from pdserve.core.errors import InvalidRequestError
 from pdserve.core.request import Grammar, GrammarKind
 from pdserve.text.nesting import check_depth
 from router.duplicate_keys import parse_unique
+from router.nested_keys import Keys
 from router.validation import shown
 
 ANY_OBJECT = '{"type": "object"}'
 MAX_CHOICES, MAX_CHOICE_CHARS = 1000, 4096
 MAX_SHOWN_NAMES = 200
 FORMATS = ("text", "json_object", "json_schema")
+_SCHEMA = ("name", "description", "schema", "strict")
+RESPONSE_FORMAT_KEYS = Keys(
+    known=("type", "json_schema"), inside={"json_schema": Keys(known=_SCHEMA)}
+)
+TEXT_FORMAT_KEYS = Keys(known=("type", *_SCHEMA))
 
 
 def grammar_of(fields: Mapping[str, object], max_bytes: int) -> Grammar | None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pdserve.core.errors import InvalidRequestError
 from pdserve.text.nesting import check_depth
 from pdserve.text.tools import Tool, ToolCall, ToolFormat
+from router.nested_keys import Keys
 from router.validation import shown
 
 MAX_TOOLS = 128
@@ -24,6 +25,17 @@ NO_PARAMETERS: Mapping[str, object] = {
 }
 WORDS = ("none", "auto", "required")
 CHOICES = "none, auto, required or a function by its name"
+# A schema, as in ``parameters``, is not looked into.
+FUNCTION_KEYS = Keys(known=("name", "description", "parameters", "strict"))
+TOOL_KEYS = Keys(
+    known=("type", "function", *FUNCTION_KEYS.known),  # of chat's form, and of that of responses
+    let_through=("execution", "namespace"),
+    inside={"function": FUNCTION_KEYS},
+)
+CALL_KEYS = Keys(
+    known=("id", "type", "function"),
+    inside={"function": Keys(known=("name", "arguments"), let_through=("parsed_arguments",))},
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

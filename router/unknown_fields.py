@@ -64,7 +64,7 @@ def check_unknown(fields: Mapping[str, JsonValue], known: Collection[str]) -> No
         if value is None or name in known or name in WITHOUT_EFFECT:
             continue
         if name not in WITHOUT_EFFECT_IF:
-            raise InvalidRequestError(_shown(name), f"it is not known here{_nearest(name, known)}")
+            raise unknown("", name, nearest(name, known))
         if not is_among(value, WITHOUT_EFFECT_IF[name]):
             allowed = ", ".join(map(repr, WITHOUT_EFFECT_IF[name])) or "nothing"
             raise InvalidRequestError(name, f"this is not supported; allowed: {allowed}")
@@ -75,9 +75,16 @@ def is_among(value: JsonValue, values: Collection[JsonValue]) -> bool:
     return any(type(value) is type(item) and value == item for item in values)
 
 
-def _nearest(name: str, known: Collection[str]) -> str:
-    near = difflib.get_close_matches(name[:MAX_SHOWN_NAME], known, n=1)
-    return f"; did you mean {near[0]!r}?" if near else ""
+def nearest(name: str, known: Collection[str]) -> str | None:
+    """The known name that was meant, if ``name`` looks like any."""
+    return next(iter(difflib.get_close_matches(name[:MAX_SHOWN_NAME], known, n=1)), None)
+
+
+def unknown(where: str, name: str, near: str | None) -> InvalidRequestError:
+    """The error of a field ``name`` of the object at ``where``; empty: the body itself."""
+    path = f"{where}.{_shown(name)}" if where else _shown(name)
+    hint = f"; did you mean {near!r}?" if near else ""
+    return InvalidRequestError(path, f"it is not known here{hint}")
 
 
 def _shown(name: str) -> str:

@@ -172,6 +172,10 @@ async def test_a_wrong_completion_field_is_named(
             "messages[0].tool_calls[0].function.arguments",
         ),
         ({"audio": {"voice": "x"}}, "audio"),
+        ({"messages": [{"role": "user", "content": "a", "contents": "b"}]}, "messages[0].contents"),
+        ({"tools": [{"type": "function", "functoin": {}}]}, "tools[0].functoin"),
+        ({"response_format": {"type": "json_object", "schemaa": {}}}, "response_format.schemaa"),
+        ({"stream": True, "stream_options": {"include_usag": True}}, "stream_options.include_usag"),
         ({"max_completion_tokens": 3}, "max_completion_tokens"),  # and max_tokens 2
     ],
 )
