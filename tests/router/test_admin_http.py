@@ -71,6 +71,14 @@ async def test_what_is_refused_is_a_client_error_with_the_reason(make_world: Wor
             assert response.status_code == 400
 
 
+async def test_an_order_that_is_too_large_is_told_what_is_allowed(make_world: WorldMaker) -> None:
+    async with make_world(admin_token="secret") as world:
+        response = await world.http.post("/admin/drain", content=b"x" * 5000, headers=TOKEN)
+    status, message = error_of(response)
+    assert status == 413
+    assert message.endswith("larger than 4096 bytes, the most that an order allows")
+
+
 async def test_a_draining_node_gets_nothing_new_and_is_shown(make_world: WorldMaker) -> None:
     async with make_world(num_decode=2) as world:
         draining, other = world.decode
