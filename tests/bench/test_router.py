@@ -61,25 +61,27 @@ async def test_answers_and_first_tokens_go_through_a_router_to_the_fake_node(
         assert processes.router_rss_mib() > 1
 
 
-@pytest.mark.parametrize("cut", range(1, 60))
-def test_tokens_of_whole_answers_are_counted_once_too(cut: int) -> None:
+def read_in_cuts(answer: bytes, cut: int, *, stream: bool) -> tuple[StreamClient, Counts]:
+    """A client who is given an answer of four tokens, so many bytes at a time."""
     counts = Counts()
-    asked = Asked(host="h", port=1, prompt="", max_tokens=3, token_text=" the", stream=False)
+    asked = Asked(host="h", port=1, prompt="", max_tokens=4, token_text=" the", stream=stream)
     client = StreamClient(asked, counts)
-    answer = b'{"choices":[{"text":" the the the"}],"usage":{"completion_tokens":3}}'
     for start in range(0, len(answer), cut):
         client.data_received(answer[start : start + cut])
-    assert (counts.tokens, counts.events, counts.requests, client.failed) == (3, 1, 1, None)
+    return client, counts
+
+
+@pytest.mark.parametrize("cut", range(1, 60))
+def test_tokens_of_whole_answers_are_counted_once_too(cut: int) -> None:
+    answer = b'{"choices":[{"text":" the the the the"}],"usage":{"completion_tokens":4}}'
+    client, counts = read_in_cuts(answer, cut, stream=False)
+    assert (counts.tokens, counts.events, counts.requests, client.failed) == (4, 1, 1, None)
 
 
 @pytest.mark.parametrize("cut", range(1, 60))
 def test_tokens_and_events_are_counted_once_wherever_the_bytes_are_cut(cut: int) -> None:
-    counts = Counts()
-    asked = Asked(host="h", port=1, prompt="", max_tokens=4, token_text=" the", stream=True)
-    client = StreamClient(asked, counts)
     answer = b'data: {"text":" the the"}\n\ndata: {"text":" the"}\n\ndata: {"text":" the"}\n\n'
-    for start in range(0, len(answer), cut):
-        client.data_received(answer[start : start + cut])
+    client, counts = read_in_cuts(answer, cut, stream=True)
     assert (counts.tokens, counts.events) == (4, 3)
     client.data_received(b"data: [DONE]\n\n")
     assert (counts.events, counts.requests, client.failed) == (3, 1, None)

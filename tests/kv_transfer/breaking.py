@@ -24,15 +24,14 @@ from pdserve.core.errors import LinkDownError
 from pdserve.core.kv_layout import BlockId
 
 
-class Unclosable:
-    """A link that is closed, and then says that it was not."""
+class _Whole:
+    """A link in which nothing is broken."""
 
     payloads = Payloads.IN_HOST_MEMORY
-    is_waiting = False
 
-    def __init__(self, stream: Stream, setting: LinkSetting, error: Exception) -> None:
+    def __init__(self, stream: Stream, setting: LinkSetting) -> None:
+        self.is_waiting = False
         self._link = InlineLink(stream, setting)
-        self._error = error
 
     def send(self, message: Message) -> None:
         self._link.send(message)
@@ -48,41 +47,37 @@ class Unclosable:
 
     def close(self) -> None:
         self._link.close()
+
+
+class Unclosable(_Whole):
+    """A link that is closed, and then says that it was not."""
+
+    def __init__(self, stream: Stream, setting: LinkSetting, error: Exception) -> None:
+        super().__init__(stream, setting)
+        self._error = error
+
+    def close(self) -> None:
+        super().close()
         raise self._error
 
 
-class Queued:
+class Queued(_Whole):
     """A link whose payloads wait for the turn of another one, while the test says so."""
 
-    payloads = Payloads.IN_HOST_MEMORY
-
     def __init__(self, stream: Stream, setting: LinkSetting) -> None:
-        self.is_waiting = False
-        self._link = InlineLink(stream, setting)
+        super().__init__(stream, setting)
         self._kept: list[Message] = []
 
     def have_turn(self) -> None:
         self.is_waiting = False
         for message in self._kept:
-            self._link.send(message)
+            super().send(message)
 
     def send(self, message: Message) -> None:
         if self.is_waiting and message.payload is not None:
             self._kept.append(message)
         else:
-            self._link.send(message)
-
-    def take_back(self, seq: int) -> None:
-        self._link.take_back(seq)
-
-    def on(self, event: Arrived | PairMet | PayloadCame) -> Message | None:
-        return self._link.on(event)
-
-    def check(self, now_s: float) -> None:
-        self._link.check(now_s)
-
-    def close(self) -> None:
-        self._link.close()
+            super().send(message)
 
 
 def unclosable_memory(stream: Stream, setting: LinkSetting) -> Unclosable:

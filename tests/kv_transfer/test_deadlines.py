@@ -98,12 +98,18 @@ def test_a_frame_that_is_not_delivered_in_time_fails_the_peer(
     assert lost(sender.said()) == "a frame was not delivered within 10.0 s"
 
 
-def test_a_frame_that_waits_for_the_turn_of_another_link_is_not_late() -> None:
+def queued_pair() -> tuple[FakeClock, Rank, Rank, Queued]:
+    """Connected; what the sender's link is to move waits from now on for the turn of another."""
     with in_place("loopback", "tests.kv_transfer.breaking:Queued"):
         clock, sender, receiver = connected_pair(LAYOUT, LAYOUT)
     (link,) = (outbound.link for outbound in sender.sender._links.values())
     assert isinstance(link, Queued)
     link.is_waiting = True
+    return clock, sender, receiver, link
+
+
+def test_a_frame_that_waits_for_the_turn_of_another_link_is_not_late() -> None:
+    clock, sender, receiver, link = queued_pair()
     receiver.receiver.expect(EXPECT)
     sender.sender.push(PUSH)
     assert sender.sender.send_next()
@@ -115,11 +121,7 @@ def test_a_frame_that_waits_for_the_turn_of_another_link_is_not_late() -> None:
 
 
 def test_a_frame_is_late_when_it_has_had_its_turn_for_long() -> None:
-    with in_place("loopback", "tests.kv_transfer.breaking:Queued"):
-        clock, sender, receiver = connected_pair(LAYOUT, LAYOUT)
-    (link,) = (outbound.link for outbound in sender.sender._links.values())
-    assert isinstance(link, Queued)
-    link.is_waiting = True
+    clock, sender, receiver, link = queued_pair()
     sender.sender.push(PUSH)
     assert sender.sender.send_next()
     pass_time(clock, TIMEOUT_S * 2, sender, receiver)

@@ -229,13 +229,18 @@ def test_a_link_that_is_closed_while_the_other_side_makes_its_group_connects_to_
 
 def test_who_has_said_that_its_group_is_made_connects_though_its_link_is_closed() -> None:
     """Else the other side, which may have begun to connect, would wait without end."""
-    made = Event()
+    made, connected = Event(), Event()
 
     class SlowGroup(LateGroup):
         def __init__(self, store: Store, rank: int, setting: LinkSetting) -> None:
             if rank == HOST:
                 made.wait(20)
             super().__init__(store, rank, setting)
+
+        def connect(self, other: int, *, sends: bool) -> None:
+            super().connect(other, sends=sends)
+            if other == HOST:
+                connected.set()
 
     def slow_link(stream: Stream, setting: LinkSetting) -> PairLink:
         return PairLink(stream, setting, SlowGroup, torch.device("cpu"))
@@ -252,6 +257,8 @@ def test_who_has_said_that_its_group_is_made_connects_though_its_link_is_closed(
         made.set()
         for thread in list(receiver.setting.threads):
             thread.join(5)
+            assert not thread.is_alive()
+        assert connected.is_set()
         sender.link.close()
         for thread in list(sender.setting.threads | receiver.setting.threads):
             thread.join(5)
