@@ -127,7 +127,7 @@ class Step:
         """``[T, Hq * D]`` float32, position by position."""
         heads, out, token = self.case.heads, [], 0
         q_rows, k_rows, v_rows = self.qkv()
-        TorchKernels().rotate(q_rows, k_rows, self.metadata.positions, self.rope_table)
+        TorchKernels().rotate(q_rows, k_rows, self.metadata.positions, self.rope_table, None)
         new = torch.stack((k_rows, v_rows)).to(self.kv.dtype).float()
         for (start, length), history in zip(self.case.chunks, self.histories, strict=True):
             keys, values = torch.cat((history, new[:, token : token + length]), dim=1)

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from pdserve.core.errors import ConfigError
-from pdserve.engine.kernels.interface import Destination
+from pdserve.engine.kernels.interface import Destination, HeadNorms
 from pdserve.engine.kernels.native_kernels import NativeKernels
 from pdserve.engine.kernels.select import make_kernels
 from pdserve.engine.kernels.torch_kernels import TorchKernels
@@ -61,10 +61,24 @@ def test_rotation_in_place_of_views(dtype: torch.dtype) -> None:
     qkv, table = random(6, 7, 32, dtype=dtype), random(90, 32, dtype=torch.float32)
     positions = torch.tensor([0, 89, 3, 3, 50, 1])
     found, expected = qkv.clone(), qkv.clone()
-    NativeKernels().rotate(found[:, :4], found[:, 4:6], positions, table)
-    ORACLE.rotate(expected[:, :4], expected[:, 4:6], positions, table)
+    NativeKernels().rotate(found[:, :4], found[:, 4:6], positions, table, None)
+    ORACLE.rotate(expected[:, :4], expected[:, 4:6], positions, table, None)
     assert_close(found, expected)
     assert torch.equal(found[:, 6], qkv[:, 6])  # v is left alone
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rotation_after_norms_of_heads(dtype: torch.dtype) -> None:
+    qkv, table = random(6, 7, 32, dtype=dtype), random(90, 32, dtype=torch.float32)
+    positions = torch.tensor([0, 89, 3, 3, 50, 1])
+    norms = HeadNorms(q=random(32, dtype=dtype), k=random(32, dtype=dtype), eps=EPS)
+    for kernels in (NativeKernels(), ORACLE):
+        found, expected = qkv.clone(), qkv.clone()
+        kernels.rotate(found[:, :4], found[:, 4:6], positions, table, norms)
+        expected[:, :4] = kernels.rms_norm(qkv[:, :4], norms.q, EPS)
+        expected[:, 4:6] = kernels.rms_norm(qkv[:, 4:6], norms.k, EPS)
+        kernels.rotate(expected[:, :4], expected[:, 4:6], positions, table, None)
+        assert torch.equal(found, expected)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -77,7 +91,7 @@ def test_rotation_and_the_write_into_pages(dtype: torch.dtype, kv_dtype: torch.d
     for kernels in (NativeKernels(), ORACLE):
         x, pages = qkv.clone(), cache.clone()
         to = Destination(pages=pages[:, :, 1], cells=cells)
-        kernels.rotate_and_write(x[:, :4], x[:, 4:6], x[:, 6:], positions, table, to)
+        kernels.rotate_and_write(x[:, :4], x[:, 4:6], x[:, 6:], positions, table, None, to)
         for token, cell in enumerate(cells.tolist()):
             written = pages[cell // 4, :, 1, :, cell % 4]
             assert torch.equal(written[:, 0], x[token, 4:6].to(kv_dtype))

@@ -21,24 +21,26 @@ from pdserve.engine.kv_cache import KvCache
 HOPPER = 9
 NO_WINDOW = 1 << 30
 MOST_POSITIONS = 128  # of a tile
-PROGRAMS_PER_PROCESSOR = 2  # one computes while the other reads
 MOST_HEAD_SIZE = 256
 LEAST_ROWS = 16  # of a matrix product
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Form:
-    """How a program reads."""
+    """How a processor reads."""
 
-    tile_bytes: int  # of K, and as many of V
-    stages: int  # tiles in use or on their way
-    warps: int
+    programs: int  # some compute while others read
+    tile_bytes: int = 8192  # of K, and as many of V
+    stages: int = 3  # tiles in use or on their way
+    warps: int = 2
 
 
-# Measured on an H200 at 8 and 64 sequences: small tiles share little work more evenly.
+# Measured on an H200 with 2, 4 and 8 queries a KV head: fewer programs leave fewer pieces to add.
 FEW_SEQS = 16
-FOR_FEW = _Form(tile_bytes=16384, stages=3, warps=2)
-FOR_MANY = _Form(tile_bytes=32768, stages=2, warps=4)
+LEAST_TO_ADD = 4  # queries a KV head, from which that shows
+FOR_FEW = _Form(programs=3)
+FOR_MANY = _Form(programs=4)
+FOR_WIDE = _Form(programs=2, tile_bytes=32768, stages=2, warps=4)  # of float32 two warps hold less
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,7 @@ class _Plan:
     block_tables: Tensor  # [S, M] int32
     lengths: Tensor  # [S + 1] int32
     cells: Tensor  # [S] int64, where each token's K and V go
-    starts: Tensor  # [programs, 4] int32: sequence, head, tile
+    starts: Tensor  # [programs, 4] int32: sequence, head, tile; of all processors
     total: Tensor  # [1] int64, tiles
     arrivals: Tensor  # [S, Hkv] int32, pieces that are written; zeros between layers
 
@@ -65,13 +67,13 @@ class TritonDecode:
         self._kv = kv
         self._heads = heads
         device = kv.tensor.device
-        processors = torch.cuda.get_device_properties(device).multi_processor_count
+        self._processors = torch.cuda.get_device_properties(device).multi_processor_count
         self._overlaps = torch.cuda.get_device_capability(device)[0] >= HOPPER
-        self._num_programs = PROGRAMS_PER_PROCESSOR * processors
         self._padded = max(int(triton.next_power_of_2(heads.head_size)), LEAST_ROWS)
         self._window = NO_WINDOW if heads.sliding_window is None else heads.sliding_window
         self._layers = [kv.layer_view(layer) for layer in range(kv.layout.num_layers)]
-        num_pieces, rows = 2 * self._num_programs, heads.group_size  # a program leaves two at most
+        most_programs = self._processors * max(FOR_MANY.programs, FOR_WIDE.programs)
+        num_pieces, rows = 2 * most_programs, heads.group_size  # a program leaves two at most
         self._pieces = torch.empty(num_pieces, rows, self._padded, device=device)
         self._piece_sums = torch.empty(num_pieces, 2, rows, device=device)
         self._plan: _Plan | None = None
@@ -84,9 +86,10 @@ class TritonDecode:
         num_seqs, num_heads = len(positions), self._heads.num_kv_heads
         device = positions.device
         form = self._form(num_seqs)
+        num_programs = form.programs * self._processors
         lengths = torch.empty(num_seqs + 1, dtype=torch.int32, device=device)
         cells = torch.empty(num_seqs, dtype=torch.int64, device=device)
-        starts = torch.empty(self._num_programs, 4, dtype=torch.int32, device=device)
+        starts = torch.empty(num_programs, 4, dtype=torch.int32, device=device)
         total = torch.empty(1, dtype=torch.int64, device=device)
         triton_kernels.plan_decodes[(num_seqs,)](
             positions,
@@ -98,7 +101,7 @@ class TritonDecode:
             num_seqs,
             block_tables.stride(0),
             self._window,
-            self._num_programs,
+            num_programs,
             HKV=num_heads,
             B=self._kv.layout.block_size,
             BN=self._tile(form),
@@ -122,7 +125,7 @@ class TritonDecode:
         assert plan is not None
         rope.rotate_and_write(q, k, v, plan.positions, Destination(pages=pages, cells=plan.cells))
         out = torch.empty(q.shape[0], q.shape[1] * q.shape[2], dtype=q.dtype, device=q.device)
-        triton_kernels.attend[(self._num_programs,)](
+        triton_kernels.attend[(len(plan.starts),)](
             out,
             q,
             pages,
@@ -156,9 +159,10 @@ class TritonDecode:
         return out
 
     def _form(self, num_seqs: int) -> _Form:
-        # Of float32 so few warps cannot hold what they read.
-        is_narrow = self._kv.dtype.itemsize < torch.float32.itemsize
-        return FOR_FEW if is_narrow and num_seqs <= FEW_SEQS else FOR_MANY
+        if self._kv.dtype.itemsize == torch.float32.itemsize:
+            return FOR_WIDE
+        is_few = num_seqs <= FEW_SEQS and self._heads.group_size >= LEAST_TO_ADD
+        return FOR_FEW if is_few else FOR_MANY
 
     def _tile(self, form: _Form) -> int:
         """Positions of a tile."""

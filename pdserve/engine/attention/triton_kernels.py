@@ -127,7 +127,6 @@ def attend(
     start = (num_skipped(length, window, BN) + skipped) * BN
     is_whole = skipped == 0  # the row, as far as it has come
     is_open = is_whole
-    rows = tl.arange(0, ROWS)
     columns = tl.arange(0, BN)
     elements = tl.arange(0, DP)
     top = tl.full((ROWS,), float("-inf"), dtype=tl.float32)
@@ -140,6 +139,19 @@ def attend(
     )
     if OVERLAPS:
         gdc_wait()
+    queries = read_queries(
+        q,
+        seq,
+        head,
+        length,
+        q_row_stride,
+        q_head_stride,
+        kv.dtype.element_ty,
+        GROUP,
+        ROWS,
+        D,
+        DP,
+    )
     for _ in range((end - begin).to(tl.int32)):
         places = start + columns
         seen = (places < length) & (places >= length - window)
@@ -148,12 +160,6 @@ def attend(
         inside = seen[:, None] & (elements < D)[None, :]
         k = tl.load(page_places, mask=inside, other=0.0)
         v = tl.load(page_places + B * D, mask=inside, other=0.0)
-        query_rows = seq.to(tl.int64) * q_row_stride + (head * GROUP + rows) * q_head_stride
-        queries = tl.load(
-            q + query_rows[:, None] + elements[None, :],
-            mask=(rows < GROUP)[:, None] & (elements < D)[None, :],
-            other=0.0,
-        ).to(k.dtype)
         scores = tl.dot(queries, tl.trans(k), input_precision=PRECISION) * scale
         scores = tl.where(seen[None, :], scores, float("-inf"))
         new_top = tl.maximum(top, tl.max(scores, 1))
@@ -163,20 +169,35 @@ def attend(
         mixed = tl.dot(weights.to(v.dtype), v, mixed * shrink[:, None], input_precision=PRECISION)
         top = new_top
         is_last = start + BN >= length
+        next_head = head + is_last.to(tl.int32)
+        next_seq = seq + (next_head == HKV).to(tl.int32)
+        next_head = tl.where(next_head == HKV, 0, next_head)
+        next_length = tl.load(lengths + next_seq)
         if is_last:
             if is_whole:
                 write_rows(out, mixed / norm[:, None], seq, head, HKV, GROUP, ROWS, D, DP)
             else:
                 write_piece(pieces, piece_sums, 2 * program, mixed, top, norm, GROUP, ROWS, DP)
+            # Here only: with every tile they would be one thing more to wait for.
+            queries = read_queries(
+                q,
+                next_seq,
+                next_head,
+                next_length,
+                q_row_stride,
+                q_head_stride,
+                kv.dtype.element_ty,
+                GROUP,
+                ROWS,
+                D,
+                DP,
+            )
         top = tl.where(is_last, float("-inf"), top)
         norm = tl.where(is_last, 0.0, norm)
         mixed = tl.where(is_last, 0.0, mixed)
         is_open = start + BN < length
         is_whole = is_whole | is_last
-        head += is_last.to(tl.int32)
-        seq += (head == HKV).to(tl.int32)
-        head = tl.where(head == HKV, 0, head)
-        length = tl.load(lengths + seq)
+        seq, head, length = next_seq, next_head, next_length
         start = tl.where(is_last, num_skipped(length, window, BN) * BN, start + BN)
         blocks = tl.load(
             block_tables + seq.to(tl.int64) * table_stride + (start + columns) // B,
@@ -227,6 +248,28 @@ def attend(
             D,
             DP,
         )
+
+
+@triton.jit
+def read_queries(
+    q,
+    seq,
+    head,
+    length,
+    row_stride,
+    head_stride,
+    dtype: tl.constexpr,
+    GROUP: tl.constexpr,
+    ROWS: tl.constexpr,
+    D: tl.constexpr,
+    DP: tl.constexpr,
+):
+    """The queries ``[ROWS, DP]`` of a KV head, filled up with zeros; all zeros behind the list."""
+    rows = tl.arange(0, ROWS)
+    elements = tl.arange(0, DP)
+    places = seq.to(tl.int64) * row_stride + (head * GROUP + rows) * head_stride
+    inside = ((rows < GROUP) & (length > 0))[:, None] & (elements < D)[None, :]
+    return tl.load(q + places[:, None] + elements[None, :], mask=inside, other=0.0).to(dtype)
 
 
 @triton.jit

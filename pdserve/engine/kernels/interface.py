@@ -21,6 +21,15 @@ class Destination:
         self.pages[blocks, :, 1, offsets] = v.to(self.pages.dtype)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadNorms:
+    """Norms of queries and keys, head by head, before they are rotated."""
+
+    q: Tensor  # [D], as ``Kernels.rms_norm`` takes it
+    k: Tensor  # [D]
+    eps: float
+
+
 class Kernels(Protocol):
     """Small fused operations on T rows; only the last dimension must be contiguous."""
 
@@ -33,32 +42,42 @@ class Kernels(Protocol):
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         """``[T, 2n]`` → ``[T, n]``: SiLU of the first half times the second."""
 
-    def rotate(self, q: Tensor, k: Tensor, positions: Tensor, table: Tensor) -> None:
-        """Rotary embedding of q ``[T, Hq, D]`` and k ``[T, Hkv, D]`` in place.
+    def rotate(
+        self, q: Tensor, k: Tensor, positions: Tensor, table: Tensor, norms: HeadNorms | None
+    ) -> None:
+        """Rotary embedding of q ``[T, Hq, D]`` and k ``[T, Hkv, D]`` in place, after ``norms``.
 
         ``positions`` ``[T]`` int64 are rows of ``table`` ``[P, D]`` float32: D/2 cosines, then D/2
         sines. Element i turns with element i + D/2.
         """
 
     def rotate_and_write(
-        self, q: Tensor, k: Tensor, v: Tensor, positions: Tensor, table: Tensor, to: Destination
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        positions: Tensor,
+        table: Tensor,
+        norms: HeadNorms | None,
+        to: Destination,
     ) -> None:
         """As ``rotate``; then k and v ``[T, Hkv, D]`` are written to their pages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rope:
-    """A model's rotary embedding: its angles, and the operations that turn by them."""
+    """A layer's rotary embedding: its angles, what comes before, and the operations for both."""
 
     kernels: Kernels
     table: Tensor  # [P, D], as ``Kernels.rotate`` takes it
+    norms: HeadNorms | None = None
 
     def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> None:
-        """Rotate q and k in place."""
-        self.kernels.rotate(q, k, positions, self.table)
+        """Norm and rotate q and k in place."""
+        self.kernels.rotate(q, k, positions, self.table, self.norms)
 
     def rotate_and_write(
         self, q: Tensor, k: Tensor, v: Tensor, positions: Tensor, to: Destination
     ) -> None:
-        """Rotate q and k in place, and write k and v."""
-        self.kernels.rotate_and_write(q, k, v, positions, self.table, to)
+        """Norm and rotate q and k in place, and write k and v."""
+        self.kernels.rotate_and_write(q, k, v, positions, self.table, self.norms, to)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pdserve.core.errors import ConfigError
-from pdserve.engine.kernels.interface import Destination
+from pdserve.engine.kernels.interface import Destination, HeadNorms
 from pdserve.engine.kernels.torch_kernels import TorchKernels
 from pdserve.engine.native.library import native_library
 
@@ -80,9 +80,14 @@ class NativeKernels:
         self._silu_mul[gate_up.dtype](out.data_ptr(), gate_up.data_ptr(), rows, size)
         return out
 
-    def rotate(self, q: Tensor, k: Tensor, positions: Tensor, table: Tensor) -> None:
+    def rotate(
+        self, q: Tensor, k: Tensor, positions: Tensor, table: Tensor, norms: HeadNorms | None
+    ) -> None:
         if q.dtype not in _SUFFIXES:
-            return self._others.rotate(q, k, positions, table)
+            return self._others.rotate(q, k, positions, table, norms)
+        if norms is not None:
+            q.copy_(self.rms_norm(q, norms.q, norms.eps))
+            k.copy_(self.rms_norm(k, norms.k, norms.eps))
         rows, num_heads, size = q.shape
         assert q.stride(1) == k.stride(1) == size
         self._rotate[q.dtype](
@@ -99,9 +104,16 @@ class NativeKernels:
         )
 
     def rotate_and_write(
-        self, q: Tensor, k: Tensor, v: Tensor, positions: Tensor, table: Tensor, to: Destination
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        positions: Tensor,
+        table: Tensor,
+        norms: HeadNorms | None,
+        to: Destination,
     ) -> None:
-        self.rotate(q, k, positions, table)
+        self.rotate(q, k, positions, table, norms)
         to.write(k, v)
 
 

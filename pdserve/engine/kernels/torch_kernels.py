@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pdserve.engine.kernels.interface import Destination
+from pdserve.engine.kernels.interface import Destination, HeadNorms
 
 
 class TorchKernels:
@@ -23,14 +23,26 @@ class TorchKernels:
         gate, up = gate_up.float().chunk(2, dim=-1)
         return (F.silu(gate) * up).to(gate_up.dtype)
 
-    def rotate(self, q: Tensor, k: Tensor, positions: Tensor, table: Tensor) -> None:
+    def rotate(
+        self, q: Tensor, k: Tensor, positions: Tensor, table: Tensor, norms: HeadNorms | None
+    ) -> None:
+        if norms is not None:
+            q.copy_(self.rms_norm(q, norms.q, norms.eps))
+            k.copy_(self.rms_norm(k, norms.k, norms.eps))
         cos, sin = table[positions].unsqueeze(1).chunk(2, dim=-1)  # [T, 1, D/2] each
         for x in (q, k):
             left, right = x.float().chunk(2, dim=-1)  # [T, H, D/2] each
             x.copy_(torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1))
 
     def rotate_and_write(
-        self, q: Tensor, k: Tensor, v: Tensor, positions: Tensor, table: Tensor, to: Destination
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        positions: Tensor,
+        table: Tensor,
+        norms: HeadNorms | None,
+        to: Destination,
     ) -> None:
-        self.rotate(q, k, positions, table)
+        self.rotate(q, k, positions, table, norms)
         to.write(k, v)

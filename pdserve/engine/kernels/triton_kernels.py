@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from pdserve.engine.kernels.interface import Destination
+from pdserve.engine.kernels.interface import Destination, HeadNorms
 
 HOPPER = 9
 SILU_BLOCK = 1024
@@ -81,14 +81,23 @@ class TritonKernels:
         )
         return out
 
-    def rotate(self, q: Tensor, k: Tensor, positions: Tensor, table: Tensor) -> None:
-        self._rotate(q, k, None, positions, table, None)
+    def rotate(
+        self, q: Tensor, k: Tensor, positions: Tensor, table: Tensor, norms: HeadNorms | None
+    ) -> None:
+        self._rotate(q, k, None, positions, table, norms, None)
 
     def rotate_and_write(
-        self, q: Tensor, k: Tensor, v: Tensor, positions: Tensor, table: Tensor, to: Destination
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        positions: Tensor,
+        table: Tensor,
+        norms: HeadNorms | None,
+        to: Destination,
     ) -> None:
         assert len(to.cells) == len(k)  # a kernel does not look
-        self._rotate(q, k, v, positions, table, to)
+        self._rotate(q, k, v, positions, table, norms, to)
 
     def _rotate(
         self,
@@ -97,6 +106,7 @@ class TritonKernels:
         v: Tensor | None,
         positions: Tensor,
         table: Tensor,
+        norms: HeadNorms | None,
         to: Destination | None,
     ) -> None:
         num_tokens, num_q_heads, size = q.shape
@@ -111,6 +121,9 @@ class TritonKernels:
             table,
             None if to is None else to.pages,
             None if to is None else to.cells,
+            None if norms is None else norms.q,
+            None if norms is None else norms.k,
+            0.0 if norms is None else norms.eps,
             *(stride for x in (q, k, k if v is None else v) for stride in x.stride()[:2]),
             BLOCK_STRIDE=0 if to is None else to.pages.stride(0),
             HEAD_STRIDE=0 if to is None else to.pages.stride(1),
@@ -120,6 +133,7 @@ class TritonKernels:
             HALF=size // 2,
             HEADS=ROPE_HEADS,
             BLOCK=triton.next_power_of_2(size // 2),
+            NORMS=norms is not None,
             WRITES=to is not None,
             OVERLAPS=self._overlaps,
             num_warps=ROPE_WARPS,
@@ -220,6 +234,9 @@ def _rotate(
     table,
     pages,
     cells,
+    q_weight,
+    k_weight,
+    eps,
     q_row_stride,
     q_head_stride,
     k_row_stride,
@@ -234,6 +251,7 @@ def _rotate(
     HALF: tl.constexpr,
     HEADS: tl.constexpr,
     BLOCK: tl.constexpr,
+    NORMS: tl.constexpr,
     WRITES: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
@@ -253,6 +271,8 @@ def _rotate(
         place = q + token * q_row_stride + heads * q_head_stride + pairs
         left = tl.load(place, mask=inside, other=0.0).to(tl.float32)
         right = tl.load(place + HALF, mask=inside, other=0.0).to(tl.float32)
+        if NORMS:
+            left, right = _norm_halves(left, right, q_weight, eps, q.dtype.element_ty, HALF, BLOCK)
         tl.store(place, left * cos - right * sin, mask=inside)
         tl.store(place + HALF, right * cos + left * sin, mask=inside)
     else:
@@ -263,6 +283,8 @@ def _rotate(
         place = k + token * k_row_stride + heads * k_head_stride + pairs
         left = tl.load(place, mask=inside, other=0.0).to(tl.float32)
         right = tl.load(place + HALF, mask=inside, other=0.0).to(tl.float32)
+        if NORMS:
+            left, right = _norm_halves(left, right, k_weight, eps, k.dtype.element_ty, HALF, BLOCK)
         new_left = (left * cos - right * sin).to(k.dtype.element_ty)
         new_right = (right * cos + left * sin).to(k.dtype.element_ty)
         tl.store(place, new_left, mask=inside)
@@ -278,3 +300,18 @@ def _rotate(
             v_page_row = page_row + B * 2 * HALF
             tl.store(v_page_row, v_left.to(pages.dtype.element_ty), mask=inside)
             tl.store(v_page_row + HALF, v_right.to(pages.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _norm_halves(
+    left, right, weight, eps, dtype: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr
+):
+    """The norms of rows in two halves ``[HEADS, BLOCK]``, rounded as ``_rms_norm`` rounds."""
+    pairs = tl.arange(0, BLOCK)
+    left_factor = tl.load(weight + pairs, mask=pairs < HALF, other=0.0).to(tl.float32)
+    right_factor = tl.load(weight + HALF + pairs, mask=pairs < HALF, other=0.0).to(tl.float32)
+    squares = tl.sum(left * left, 1) + tl.sum(right * right, 1)
+    scale = tl.rsqrt(squares / (2 * HALF) + eps)[:, None]
+    left = (left * scale * left_factor[None, :]).to(dtype).to(tl.float32)
+    right = (right * scale * right_factor[None, :]).to(dtype).to(tl.float32)
+    return left, right

@@ -2,8 +2,8 @@
 
 from torch import Tensor
 
-from pdserve.engine.kernels.interface import Rope
-from pdserve.engine.model.decoder import Decoder, ModelInput, RmsNorm, layer_name
+from pdserve.engine.kernels.interface import HeadNorms, Rope
+from pdserve.engine.model.decoder import Decoder, ModelInput, layer_name
 from pdserve.engine.model.linear import QkvLinear, RowLinear
 from pdserve.engine.model.shard import Shard
 
@@ -14,8 +14,6 @@ class Qwen3Attention:
     def __init__(self, shard: Shard, layer: int) -> None:
         spec, name = shard.spec, f"{layer_name(layer)}.self_attn"
         self.qkv = QkvLinear(shard, name, bias=spec.attention_bias)
-        self.q_norm = RmsNorm(shard, f"{name}.q_norm", spec.head_size)
-        self.k_norm = RmsNorm(shard, f"{name}.k_norm", spec.head_size)
         self.out = RowLinear(
             shard,
             f"{name}.o_proj",
@@ -24,11 +22,15 @@ class Qwen3Attention:
             bias=spec.attention_bias,
         )
         self._layer = layer
-        self._rope = Rope(kernels=shard.kernels, table=shard.rope_table)
+        norms = HeadNorms(
+            q=shard.weights.take(f"{name}.q_norm.weight", (spec.head_size,)),
+            k=shard.weights.take(f"{name}.k_norm.weight", (spec.head_size,)),
+            eps=spec.rms_norm_eps,
+        )
+        self._rope = Rope(kernels=shard.kernels, table=shard.rope_table, norms=norms)
 
     def attend(self, x: Tensor, step: ModelInput) -> Tensor:
         q, k, v = self.qkv(x)
-        q, k = self.q_norm(q), self.k_norm(k)
         return step.attention.run(self._layer, q, k, v, self._rope)
 
 

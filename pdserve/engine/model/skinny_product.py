@@ -34,9 +34,11 @@ class Tiling:
     stages: int  # blocks of weights in use or on their way
     warps: int
     splits: int = 1  # programs that share the inputs
+    most_in: int | None = None  # inputs up to which it pays
 
     def fits(self, out_size: int, in_size: int) -> bool:
-        return out_size % self.columns == 0 and in_size % (self.depth * self.splits) == 0
+        pays = self.most_in is None or in_size <= self.most_in
+        return pays and out_size % self.columns == 0 and in_size % (self.depth * self.splits) == 0
 
     @property
     def fills_units(self) -> bool:
@@ -54,6 +56,7 @@ FOR_FEW = (
 )
 FOR_MORE = (  # the others by the library
     (16384, Tiling(columns=128, depth=128, stages=4, warps=8)),
+    (6144, Tiling(columns=64, depth=128, stages=4, warps=4, most_in=2048)),
     (3072, Tiling(columns=64, depth=128, stages=4, warps=4, splits=2)),
 )
 # Where splitting pays: the outputs alone are too few programs, and the inputs are many.
