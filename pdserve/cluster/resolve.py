@@ -238,7 +238,15 @@ def _check_reachable(config: ClusterConfig, hardware: Hardware) -> None:
 
 
 def _check_local_prefill(config: ClusterConfig) -> None:
-    if config.decode.local_prefill_tokens:
+    asked, step = config.decode.local_prefill_tokens, config.decode.max_num_batched_tokens
+    if asked > step:
+        logger.warning(
+            "decode.local_prefill_tokens: %d is more than a step holds; prompts get at most "
+            "decode.max_num_batched_tokens, %d",
+            asked,
+            step,
+        )
+    if asked:
         return
     if not config.prefill.replicas:
         raise ConfigError(

@@ -129,6 +129,16 @@ def test_what_cannot_work_is_refused_by_key(data: dict[str, Any], message: str |
         resolved(data)
 
 
+@pytest.mark.parametrize(("prompt_tokens", "is_said"), [(512, False), (8192, True)])
+def test_more_prompt_tokens_than_a_step_holds_are_warned_of(
+    prompt_tokens: int, is_said: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    decode = {"local_prefill_tokens": prompt_tokens, "max_num_batched_tokens": 512}
+    resolved({"decode": decode})
+    said = "local_prefill_tokens: 8192 is more than a step holds" in caplog.text
+    assert said == is_said
+
+
 def test_a_ray_cluster_with_too_few_cpus_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"need 5 CPUs .* has 4"):
         resolved({}, Hardware(num_cpus=4, num_gpus=0))

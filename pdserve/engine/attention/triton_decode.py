@@ -27,20 +27,24 @@ LEAST_ROWS = 16  # of a matrix product
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Form:
-    """How a processor reads."""
+    """How a processor reads. Its four parts should have equally many warps."""
 
     programs: int  # some compute while others read
-    tile_bytes: int = 8192  # of K, and as many of V
-    stages: int = 3  # tiles in use or on their way
-    warps: int = 2
+    tile_bytes: int  # of K, and as many of V
+    stages: int  # tiles in use or on their way
+    warps: int
+    added: int  # values of pieces that a program adds up at a time
 
 
-# Measured on an H200 with 2, 4 and 8 queries a KV head: fewer programs leave fewer pieces to add.
+# Measured on an H200 with 2, 4 and 8 queries a KV head. Small tiles share the work evenly, and one
+# warp waits for no other; but more programs leave more pieces, which one of them adds up.
 FEW_SEQS = 16
 LEAST_TO_ADD = 4  # queries a KV head, from which that shows
-FOR_FEW = _Form(programs=3)
-FOR_MANY = _Form(programs=4)
-FOR_WIDE = _Form(programs=2, tile_bytes=32768, stages=2, warps=4)  # of float32 two warps hold less
+FOR_FEW = _Form(programs=3, tile_bytes=8192, stages=3, warps=2, added=8192)
+FOR_MANY = _Form(programs=8, tile_bytes=4096, stages=2, warps=1, added=4096)
+# Of float32, and of large heads, so few warps cannot hold what they read.
+FOR_WIDE = _Form(programs=2, tile_bytes=32768, stages=2, warps=4, added=8192)
+MOST_NARROW = 128  # elements of a head
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +76,7 @@ class TritonDecode:
         self._padded = max(int(triton.next_power_of_2(heads.head_size)), LEAST_ROWS)
         self._window = NO_WINDOW if heads.sliding_window is None else heads.sliding_window
         self._layers = [kv.layer_view(layer) for layer in range(kv.layout.num_layers)]
-        most_programs = self._processors * max(FOR_MANY.programs, FOR_WIDE.programs)
+        most_programs = self._processors * FOR_MANY.programs
         num_pieces, rows = 2 * most_programs, heads.group_size  # a program leaves two at most
         self._pieces = torch.empty(num_pieces, rows, self._padded, device=device)
         self._piece_sums = torch.empty(num_pieces, 2, rows, device=device)
@@ -149,6 +153,7 @@ class TritonDecode:
             B=self._kv.layout.block_size,
             D=heads.head_size,
             DP=self._padded,
+            ADDED=plan.form.added,
             BN=self._tile(plan.form),
             PRECISION="ieee",  # of float32; 16 bits know one only
             OVERLAPS=self._overlaps,
@@ -159,7 +164,7 @@ class TritonDecode:
         return out
 
     def _form(self, num_seqs: int) -> _Form:
-        if self._kv.dtype.itemsize == torch.float32.itemsize:
+        if self._kv.dtype.itemsize == torch.float32.itemsize or self._padded > MOST_NARROW:
             return FOR_WIDE
         is_few = num_seqs <= FEW_SEQS and self._heads.group_size >= LEAST_TO_ADD
         return FOR_FEW if is_few else FOR_MANY

@@ -106,6 +106,7 @@ def attend(
     B: tl.constexpr,
     D: tl.constexpr,
     DP: tl.constexpr,
+    ADDED: tl.constexpr,
     BN: tl.constexpr,
     PRECISION: tl.constexpr,
     OVERLAPS: tl.constexpr,
@@ -228,6 +229,7 @@ def attend(
             GROUP,
             D,
             DP,
+            ADDED,
         )
     if is_open & is_whole:
         row_begin = end - (start // BN - num_skipped(length, window, BN))
@@ -247,6 +249,7 @@ def attend(
             GROUP,
             D,
             DP,
+            ADDED,
         )
 
 
@@ -328,6 +331,7 @@ def arrive(
     GROUP: tl.constexpr,
     D: tl.constexpr,
     DP: tl.constexpr,
+    ADDED: tl.constexpr,
 ):
     """A piece of this row is written; whoever writes the last one adds all of them up.
 
@@ -340,7 +344,7 @@ def arrive(
     if before == count - 1:
         tl.store(counter, 0)  # for the next layer
         GP: tl.constexpr = triton.next_power_of_2(GROUP)
-        AT_ONCE: tl.constexpr = max(8192 // (GP * DP), 1)
+        AT_ONCE: tl.constexpr = max(ADDED // (GP * DP), 1)
         rows = tl.arange(0, GP)
         elements = tl.arange(0, DP)
         numbers = tl.arange(0, AT_ONCE)
