@@ -25,6 +25,8 @@ from torch import Tensor
 
 _MASK_64 = (1 << 64) - 1
 _GOLDEN_64 = 0x9E3779B97F4A7C15
+_C = 0xBF58476D1CE4E5B9
+_D = 0x94D049BB133111EB
 _GOLDEN_32 = 0x9E3779B9
 _A = 0x7FEB352D
 _B = 0x846CA68B
@@ -40,6 +42,21 @@ def row_key(stream: int, position: int) -> tuple[int, int]:
     """``(k0, k1)`` as signed 32-bit numbers: what one row's noise is made from."""
     key = _mix64(stream + _GOLDEN_64 * (position + 1))
     return _signed(key & 0xFFFFFFFF), _signed(key >> 32)
+
+
+def row_keys(streams: Tensor, positions: Tensor) -> Tensor:
+    """``row_key`` of each row: int32 ``[R, 2]`` from int64 ``[R]``, ``streams`` as ``signed_64``
+    gives them. In host memory.
+    """
+    z = streams + (positions + 1) * signed_64(_GOLDEN_64)
+    z = (z ^ _logical_shift_64(z, 30)) * signed_64(_C)
+    z = (z ^ _logical_shift_64(z, 27)) * signed_64(_D)
+    return (z ^ _logical_shift_64(z, 31)).view(torch.int32).view(-1, 2)  # the low halves first
+
+
+def signed_64(word: int) -> int:
+    """An unsigned number of 64 bits as the signed one of the same bits."""
+    return word - (1 << 64) if word >= 1 << 63 else word
 
 
 def make_lanes(vocab_size: int, device: torch.device) -> Tensor:
@@ -74,10 +91,14 @@ def _logical_shift(x: Tensor, count: int, *, out: Tensor) -> Tensor:
     return out.bitwise_and_((1 << (32 - count)) - 1)
 
 
+def _logical_shift_64(x: Tensor, count: int) -> Tensor:
+    return (x >> count) & ((1 << (64 - count)) - 1)
+
+
 def _mix64(z: int) -> int:
     z &= _MASK_64
-    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK_64
-    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK_64
+    z = ((z ^ (z >> 30)) * _C) & _MASK_64
+    z = ((z ^ (z >> 27)) * _D) & _MASK_64
     return z ^ (z >> 31)
 
 

@@ -33,6 +33,9 @@ class PendingStep:
         if self._sampled is None:
             return StepOutput(step=self._batch.step, sampled=(), scored=scored)
         tokens: list[int] = copied[0].tolist()
+        if not self._sampled.has_logprobs and all(c.num_samples <= 1 for c in self._batch.chunks):
+            singles = tuple([Sampled((token,)) for token in tokens])
+            return StepOutput(step=self._batch.step, sampled=singles, scored=scored)
         outputs = []
         row = 0
         for chunk in self._batch.chunks:

@@ -255,6 +255,12 @@ class ModelRunner:
         samples are drawn from it.
         """
         sampling = [chunk for chunk in batch.chunks if chunk.num_samples]
+        slots = [chunk.slot for chunk in sampling]
+        if not batch.masks and self._sampler.races(slots):
+            positions = [chunk.start + chunk.length for chunk in sampling]
+            sampled = self._sampler.race(logits, slots, positions)
+            self._slots.keep_last_tokens(self._tensor(slots), sampled.tokens)
+            return sampled
         repeats: list[int] = []  # row of the logits, one for each sample
         rows: list[SampleRow] = []
         first_rows: list[int] = []  # of the samples, one for each sampling chunk
@@ -272,8 +278,7 @@ class ModelRunner:
         else:
             sampled = self._sampler.sample(logits, rows, masks)
         tokens = self._rows_of(sampled.tokens, first_rows)
-        slots = self._tensor([chunk.slot for chunk in sampling])
-        self._slots.keep_last_tokens(slots, tokens)
+        self._slots.keep_last_tokens(self._tensor(slots), tokens)
         return sampled
 
     def _tensor(self, values: Sequence[int]) -> Tensor:

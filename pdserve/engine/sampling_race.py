@@ -5,6 +5,7 @@ proportional to its weight. Greedy rows do not come here.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -24,6 +25,39 @@ from pdserve.engine.staging import on_device
 
 _LEAST_TEMPERATURE = 1e-30  # float32 still divides by it
 _FAST_RACE = "pdserve.engine.sampling_race_triton:TritonRace"
+NO_TOP_K = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Lots:
+    """What a fast race is told of its R rows, in host memory. Temperatures are > 0."""
+
+    whole: Tensor  # [R, 4] int32: row of the logits, ``row_key``'s two, top_k
+    real: Tensor  # [R, 3] float32: temperature, top_p, min_p
+
+    @classmethod
+    def of(
+        cls,
+        rows: Sequence[int],
+        keys: Sequence[tuple[int, int]],
+        sampling: Sequence[SamplingParams],
+    ) -> "Lots":
+        """Those of these ``rows`` of the logits."""
+        whole = [(row, *key, top_k_of(p)) for row, key, p in zip(rows, keys, sampling, strict=True)]
+        return cls(
+            torch.tensor(whole, dtype=torch.int32),
+            torch.tensor([reals_of(p) for p in sampling], dtype=torch.float32),
+        )
+
+
+def top_k_of(sampling: SamplingParams) -> int:
+    """As in ``Lots.whole``."""
+    return NO_TOP_K if sampling.top_k is None else sampling.top_k
+
+
+def reals_of(sampling: SamplingParams) -> tuple[float, float, float]:
+    """As in ``Lots.real``."""
+    return least_temperature(sampling), sampling.top_p, sampling.min_p
 
 
 class FastRace(Protocol):
@@ -32,16 +66,9 @@ class FastRace(Protocol):
     def can_draw(self, sampling: SamplingParams) -> bool:
         """False for what only ``draw`` knows."""
 
-    def draw(
-        self,
-        logits: Tensor,
-        rows: Sequence[int],
-        keys: Sequence[tuple[int, int]],
-        sampling: Sequence[SamplingParams],
-    ) -> Tensor:
-        """One token for each of these ``rows`` of ``logits`` (any float type ``[R, V]``): int64.
-
-        Temperatures are > 0; ``keys`` are ``row_key``'s.
+    def draw(self, logits: Tensor, lots: Lots) -> Tensor:
+        """One token for each lot, from its row of ``logits`` (any float type ``[L, V]``): int64
+        ``[R]``.
         """
 
 

@@ -4,8 +4,6 @@ It reads the logits as they lie, makes the noise as it goes and sorts nothing: w
 inside ``top_k`` and ``top_p`` is seen by counting what comes before it, as ``settle_top_p`` does.
 """
 
-from collections.abc import Sequence
-
 import torch
 import triton
 import triton.language as tl
@@ -13,12 +11,11 @@ from torch import Tensor
 from triton.language.extra import libdevice
 
 from pdserve.core.request import SamplingParams
-from pdserve.engine.sampling_race import least_temperature
-from pdserve.engine.staging import on_device
+from pdserve.engine.sampling_race import Lots
+from pdserve.engine.staging import sent
 
 BLOCK = 4096
 NUM_WARPS = 16
-NO_TOP_K = 2**31 - 1
 
 
 class TritonRace:
@@ -28,27 +25,9 @@ class TritonRace:
         # Where ``top_p`` counts among the tokens of ``top_k`` only, those would have to be known.
         return sampling.top_k is None or sampling.top_p >= 1
 
-    def draw(
-        self,
-        logits: Tensor,
-        rows: Sequence[int],
-        keys: Sequence[tuple[int, int]],
-        sampling: Sequence[SamplingParams],
-    ) -> Tensor:
-        whole = on_device(
-            [
-                (row, *key, NO_TOP_K if p.top_k is None else p.top_k)
-                for row, key, p in zip(rows, keys, sampling, strict=True)
-            ],
-            torch.int32,
-            logits.device,
-        )
-        real = on_device(
-            [(least_temperature(p), p.top_p, p.min_p) for p in sampling],
-            torch.float32,
-            logits.device,
-        )
-        num_rows, vocab_size = len(rows), logits.shape[1]
+    def draw(self, logits: Tensor, lots: Lots) -> Tensor:
+        whole, real = sent(lots.whole, logits.device), sent(lots.real, logits.device)
+        num_rows, vocab_size = len(whole), logits.shape[1]
         tokens = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
         _race[(num_rows,)](
             tokens,

@@ -61,15 +61,16 @@ class Slots:
             held[slot] = len(joined.blocks)
         for chunk in batch.chunks:
             slot, new_blocks = chunk.slot, chunk.new_blocks
-            before = held[slot] if slot in held else self._held_by(slot)
-            if before is None:
+            num_blocks = held[slot] if slot in held else self._held_by(slot)
+            if num_blocks is None:
                 raise RankError(f"step {batch.step}: no sequence is in slot {slot}")
             if new_blocks:
                 self._check_blocks(batch, new_blocks)
-            held[slot] = after = before + len(new_blocks)
+                held[slot] = num_blocks = num_blocks + len(new_blocks)
             length = chunk.length
-            if length < 1 or chunk.start + length > min(after * self._block_size, self._max_len):
-                raise self._no_room(batch, chunk, after)
+            end = chunk.start + length
+            if length < 1 or end > num_blocks * self._block_size or end > self._max_len:
+                raise self._no_room(batch, chunk, num_blocks)
 
     def apply(self, batch: Batch) -> NewBlocks:
         """Take over the batch's delta, but for the entries that are still to be written into the

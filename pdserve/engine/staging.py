@@ -20,6 +20,11 @@ def on_device(values: Values, dtype: torch.dtype, device: torch.device) -> Tenso
     return torch.tensor(values, dtype=dtype, pin_memory=True).to(device, non_blocking=True)
 
 
+def sent(values: Tensor, device: torch.device) -> Tensor:
+    """The values, in host memory that may change later, on ``device``; as ``on_device`` does it."""
+    return values.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else values
+
+
 def integers_on_host(values: Sequence[int], device: torch.device) -> Tensor:
     """The values, one at least, as int64 from where ``device`` may copy them without waiting."""
     # Several times as quick as torch.tensor.

@@ -100,6 +100,10 @@ def _decode_batch(cursor: Cursor) -> Batch:
     left, sources, destinations = (cursor.ints(n) for n in (num_left, num_copies, num_copies))
     slots, starts, samples, lengths, num_blocks = (cursor.ints(num_chunks) for _ in range(5))
     runs = _runs(cursor, [0 if length == _CARRIED_LENGTH else length for length in lengths])
+    tokens = [
+        _CARRIED if length == _CARRIED_LENGTH else run
+        for length, run in zip(lengths, runs, strict=True)
+    ]
     blocks = _runs(cursor, num_blocks)
     return Batch(
         step=step,
@@ -108,20 +112,7 @@ def _decode_batch(cursor: Cursor) -> Batch:
             BlockCopy(source=BlockId(source), destination=BlockId(destination))
             for source, destination in zip(sources, destinations, strict=True)
         ),
-        chunks=tuple(
-            [
-                Chunk(
-                    slot,  # a Slot: to call that takes time
-                    start,
-                    _CARRIED if length == _CARRIED_LENGTH else tokens,
-                    new_blocks,
-                    num_samples,
-                )
-                for slot, start, length, tokens, new_blocks, num_samples in zip(
-                    slots, starts, lengths, runs, blocks, samples, strict=True
-                )
-            ]
-        ),
+        chunks=tuple(map(Chunk._make, zip(slots, starts, tokens, blocks, samples, strict=True))),
         joined=tuple([_JOINED.decode(cursor) for _ in range(num_joined)]),
         masks=tuple([_MASK.decode(cursor) for _ in range(num_masks)]),
     )
@@ -213,6 +204,8 @@ def _runs(cursor: Cursor, lengths: Sequence[int]) -> list[tuple[int, ...]]:
 
 
 def _split(values: tuple[T, ...], lengths: Sequence[int]) -> list[tuple[T, ...]]:
+    if not values and not any(lengths):  # of most columns
+        return [()] * len(lengths)
     runs = []
     stop = 0
     for length in lengths:

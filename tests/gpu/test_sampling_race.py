@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from pdserve.core.request import SamplingParams
 from pdserve.engine.noise import make_lanes, noise, row_key, stream_of
-from pdserve.engine.sampling_race import draw, fast_race
+from pdserve.engine.sampling_race import Lots, draw, fast_race
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 
@@ -46,7 +46,7 @@ def test_it_draws_what_the_plain_race_draws(
     logits = wider.to(dtype)[:, :vocab_size]  # rows with a stride of their own
     rows = torch.randperm(len(wants) + 3)[: len(wants)].tolist()
     keys = [row_key(stream_of(seed, 0), number) for number in range(len(wants))]
-    found = race.draw(logits, rows, keys, wants)
+    found = race.draw(logits, Lots.of(rows, keys, wants))
     keys_there = torch.tensor(keys, dtype=torch.int32, device=GPU)
     lanes = make_lanes(vocab_size, GPU)
     chosen = logits[rows].float()
