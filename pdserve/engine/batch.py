@@ -114,8 +114,11 @@ class Scored:
 class StepOutput:
     """One ``Sampled`` for each chunk with ``num_samples`` > 0, in the chunks' order; one ``Scored``
     for each with prompt tokens whose log-probabilities are asked for.
+
+    ``device_s``: from when the device was free for the step, or was given it, until it had done it.
     """
 
     step: int
     sampled: tuple[Sampled, ...]
     scored: tuple[Scored, ...] = ()
+    device_s: float | None = None  # None: a CPU's is not measured

@@ -12,7 +12,9 @@ from pdserve.engine.staging import HostCopy
 
 
 class PendingStep:
-    """``sampled`` has a row for each sample of each sampling chunk, in their order."""
+    """``sampled`` has a row for each sample of each sampling chunk, in their order. ``began`` is a
+    ``mark`` from before the step.
+    """
 
     def __init__(
         self,
@@ -20,30 +22,35 @@ class PendingStep:
         sampled: SampledRows | None,
         device: torch.device,
         scores: PendingScores | None = None,
+        began: torch.cuda.Event | None = None,
     ) -> None:
         self._batch = batch
         self._sampled = sampled
         self._scores = scores
+        self._began = began
         self._tokens = HostCopy(device, *(() if sampled is None else (sampled.tokens,)))
 
     def wait(self) -> StepOutput:
         """The tokens of every sampling chunk, in the chunks' order, once the step is done."""
         copied = self._tokens.wait()
-        scored = () if self._scores is None else self._scores.wait()
-        if self._sampled is None:
-            return StepOutput(step=self._batch.step, sampled=(), scored=scored)
-        tokens: list[int] = copied[0].tolist()
-        if not self._sampled.has_logprobs and all(c.num_samples <= 1 for c in self._batch.chunks):
-            singles = tuple([Sampled((token,)) for token in tokens])
-            return StepOutput(step=self._batch.step, sampled=singles, scored=scored)
+        return StepOutput(
+            step=self._batch.step,
+            sampled=() if self._sampled is None else self._by_chunk(self._sampled, copied[0]),
+            scored=() if self._scores is None else self._scores.wait(),
+            device_s=self._tokens.since_s(self._began),
+        )
+
+    def _by_chunk(self, sampled: SampledRows, copied: torch.Tensor) -> tuple[Sampled, ...]:
+        tokens: list[int] = copied.tolist()
+        counts = [chunk.num_samples for chunk in self._batch.chunks if chunk.num_samples]
+        if not sampled.has_logprobs and len(counts) == len(tokens):  # one each
+            return tuple([Sampled((token,)) for token in tokens])
         outputs = []
         row = 0
-        for chunk in self._batch.chunks:
-            if chunk.num_samples:
-                rows = range(row, row + chunk.num_samples)
-                outputs.append(_sampled(self._sampled, tokens, rows))
-                row = rows.stop
-        return StepOutput(step=self._batch.step, sampled=tuple(outputs), scored=scored)
+        for count in counts:
+            outputs.append(_sampled(sampled, tokens, range(row, row + count)))
+            row += count
+        return tuple(outputs)
 
 
 def _sampled(sampled: SampledRows, tokens: Sequence[int], rows: range) -> Sampled:

@@ -31,7 +31,7 @@ from pdserve.engine.prompt_scores import PromptScorer
 from pdserve.engine.rehearsal import largest_steps, warm_up
 from pdserve.engine.sampler import SampledRows, Sampler, SampleRow
 from pdserve.engine.slots import Slots
-from pdserve.engine.staging import integers_on_host, on_device
+from pdserve.engine.staging import integers_on_host, mark, on_device
 from pdserve.engine.step_graphs import StepGraphs, chunk_shapes, decode_shapes
 from pdserve.engine.step_input import NewBlocks, StepInput, StepShape, pack, shape_of
 
@@ -66,6 +66,7 @@ class ModelRunner:
     def launch(self, batch: Batch) -> PendingStep:
         """Start one step. Raises RankError, nothing changed, where the batch is impossible."""
         self._check(batch)
+        began = mark(self._device)
         for slot in batch.left:
             self._sampler.leave(slot)
             self._scorer.leave(slot)
@@ -75,7 +76,7 @@ class ModelRunner:
         new = self._slots.apply(batch)
         self.kv.copy_blocks(batch.copies)
         sampled = self._run(batch, new)
-        return PendingStep(batch, sampled, self._device, self._scorer.take())
+        return PendingStep(batch, sampled, self._device, self._scorer.take(), began)
 
     def warm_up(self) -> None:
         """Capture graphs, and run one prompt and one decode step, so that no request pays for what

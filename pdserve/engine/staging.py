@@ -32,6 +32,15 @@ def integers_on_host(values: Sequence[int], device: torch.device) -> Tensor:
     return held.pin_memory() if device.type == "cuda" else held
 
 
+def mark(device: torch.device) -> torch.cuda.Event | None:
+    """Done when ``device`` has done all work queued so far on the current stream; None on a CPU."""
+    if device.type != "cuda":
+        return None
+    event = torch.cuda.Event(blocking=True, enable_timing=True)  # type: ignore[no-untyped-call]
+    event.record(torch.cuda.current_stream(device))
+    return event
+
+
 class HostCopy:
     """Tensors on their way to the host, after all work queued so far on the current stream.
 
@@ -40,17 +49,23 @@ class HostCopy:
 
     def __init__(self, device: torch.device, *tensors: Tensor) -> None:
         self._tensors = tensors
-        self._done: torch.cuda.Event | None = None
         if device.type == "cuda":
             self._tensors = tuple(_queue_copy(tensor) for tensor in tensors)
-            self._done = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
-            self._done.record(torch.cuda.current_stream(device))
+        self._done = mark(device)
 
     def wait(self) -> tuple[Tensor, ...]:
         """The tensors in host memory, once they are there. From any thread."""
         if self._done is not None:
             self._done.synchronize()  # sync: the caller needs the values
         return self._tensors
+
+    def since_s(self, began: torch.cuda.Event | None) -> float | None:
+        """Seconds of the device's time since ``began``, a ``mark``, once ``wait`` is over; None on
+        a CPU.
+        """
+        if began is None or self._done is None:
+            return None
+        return float(began.elapsed_time(self._done)) / 1e3
 
 
 def _queue_copy(tensor: Tensor) -> Tensor:

@@ -134,6 +134,7 @@ def _encode_output(output: StepOutput, out: bytearray) -> None:
     )
     out += pack_floats([*[each.logprob for each in logprobs], *[value for _, value in tops]])
     _encode_scored(output.scored, out)
+    _SECONDS.encode(output.device_s, out)
 
 
 def _decode_output(cursor: Cursor) -> StepOutput:
@@ -157,6 +158,7 @@ def _decode_output(cursor: Cursor) -> StepOutput:
             ]
         ),
         scored=_decode_scored(cursor),
+        device_s=_SECONDS.decode(cursor),
     )
 
 
@@ -223,6 +225,7 @@ def _columns(*kinds: type) -> str:
 
 _JOINED = codec_of(Joined)
 _MASK = codec_of(TokenMask)
+_SECONDS = codec_of(float | None)
 
 # The place in this table is the type's number on the wire.
 _CODECS: tuple[tuple[type, Codec], ...] = (

@@ -68,6 +68,22 @@ def test_neither_a_launch_nor_an_earlier_result_waits_for_a_busy_gpu(
     assert run(overlapped=True) == expected
 
 
+def test_steps_tell_what_they_took_of_the_gpus_time(model_of: Callable[[str], Path]) -> None:
+    """From when it was free: what ran before does not count, what a step itself waits for does."""
+    runner = make_runner(model_of("llama"), device="cuda:0")
+    runner.warm_up()
+    runner.launch(Batch(step=0, joined=(joined(0, range(4), len(PROMPT)),))).wait()
+    began, busy = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    began.record()
+    torch.cuda._sleep(LONG)
+    busy.record()
+    output = runner.launch(Batch(step=1, chunks=(chunk(0, 0, PROMPT),))).wait()
+    busy_s = began.elapsed_time(busy) / 1e3
+    assert output.device_s is not None
+    assert 0 < output.device_s < busy_s / 2
+    runner.launch(Batch(step=2, left=(Slot(0),)))
+
+
 def test_a_step_that_samples_nothing_is_waited_for_too(model_of: Callable[[str], Path]) -> None:
     """Its KV may be sent as soon as it counts as done."""
     runner = make_runner(model_of("llama"), device="cuda:0")

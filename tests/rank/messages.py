@@ -102,6 +102,7 @@ outputs = st.builds(
         ),
         max_size=3,
     ).map(tuple),
+    device_s=st.none() | floats,
 )
 
 _BY_TYPE = {

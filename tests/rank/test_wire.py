@@ -101,7 +101,7 @@ def test_every_other_message_comes_out_as_it_went_in(message):
         (Batch, "step joined left copies chunks masks"),
         (Chunk, "slot start tokens new_blocks num_samples"),
         (BlockCopy, "source destination"),
-        (StepOutput, "step sampled scored"),
+        (StepOutput, "step sampled scored device_s"),
         (Scored, "chunk start logprobs"),
         (PromptLogprob, "logprob rank top"),
         (Sampled, "tokens logprobs"),
