@@ -14,7 +14,7 @@ class Admitted:
     sequence: Sequence
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)  # one a token: frozen it takes four times as long to make
 class NewToken:
     """One more token; with ``finish_reason`` it is the last and the sequence is over."""
 
@@ -55,7 +55,7 @@ Event = Admitted | NewToken | PromptScored | Forked | Replaced
 def sequence_of(event: Event) -> Sequence:
     """The sequence that it is about; of several the one that was there before."""
     match event:
+        case NewToken() | Admitted() | PromptScored():
+            return event.sequence
         case Forked(parent=sequence) | Replaced(old=sequence):
             return sequence
-        case Admitted() | NewToken() | PromptScored():
-            return event.sequence

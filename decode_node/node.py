@@ -248,24 +248,26 @@ class DecodeNode:
 
     def _tell(self, step_submitted_s: float | None) -> None:
         """Act on all that the scheduler has decided, then send each router one message."""
-        has_acted = False
+        has_acted, now_s = False, self._clock.now_s()
         while events := self.scheduler.take_events():
             has_acted = True
             for event in events:
-                self._on_event(event, step_submitted_s)
+                self._on_event(event, step_submitted_s, now_s)
         for session in self._sessions:
             session.flush()
         if has_acted:  # there may be more to plan; what was said above goes out before that
             self._arrivals.set()
         self.readiness.note_idle(not self._requests and self.scheduler.ledger.is_empty)
 
-    def _on_event(self, event: Event, step_submitted_s: float | None) -> None:
+    def _on_event(self, event: Event, step_submitted_s: float | None, now_s: float) -> None:
         state = self._requests.get(sequence_of(event).key)
         if state is None:
             return  # an event before this one has ended the request, with all its sequences
         match event:
+            case NewToken():  # first: nearly all are
+                self._on_token(state, event, step_submitted_s, now_s)
             case Admitted(sequence=sequence):
-                state.timing.admitted(self._clock.now_s())
+                state.timing.admitted(now_s)
                 if (failure := self._prefilling.start(state, sequence)) is not None:
                     self._end(state, failure.kind)
                     state.put_failure(failure, retryable=True)
@@ -277,17 +279,15 @@ class DecodeNode:
                 self._prefilling.drop(old)
             case PromptScored(scored=scored):
                 state.put_scored(scored)
-            case NewToken():
-                self._on_token(state, event, step_submitted_s)
 
     def _on_token(
-        self, state: RequestState, event: NewToken, step_submitted_s: float | None
+        self, state: RequestState, event: NewToken, step_submitted_s: float | None, now_s: float
     ) -> None:
         sequence = event.sequence
         if step_submitted_s is not None:
             state.settle_route()
             is_decode = event.index > sequence.num_prompt - sequence.prompt_len
-            state.timing.stepped(self._clock.now_s(), step_submitted_s, is_decode=is_decode)
+            state.timing.stepped(now_s, step_submitted_s, is_decode=is_decode)
         state.put_token(event)
         if event.finish_reason is not None:
             self._finish(state, sequence)

@@ -206,10 +206,14 @@ class Ledger:
         step = self._in_flight.popleft()
         assert step.step == batch.step, f"step {batch.step} retired, {step.step} expected"
         self.pool.free(step.copied)
+        names = self._enable_prefix_caching
         for sequence, chunk in zip(step.sequences, batch.chunks, strict=True):
             sequence.num_in_flight -= 1
-            self._name_blocks(sequence, chunk.start + chunk.length)
-            self._settle(sequence)
+            end = chunk.start + chunk.length
+            if names and end // self.block_size > sequence.num_named:
+                self._name_blocks(sequence, end)
+            if sequence.released:
+                self._settle(sequence)
         return step.sequences
 
     def begin_transfer(self, sequence: Sequence) -> None:

@@ -46,6 +46,7 @@ async def run_steps(
     """
     in_flight: deque[tuple[Step, float]] = deque()
     ended_s: float | None = None  # when the step before ended; None: the loop paused since
+    unmeasured: tuple[Batch, float, float | None] | None = None  # that step, as the meter takes it
     untold_s: float | None = None  # when the step was submitted whose result is to be told
     while True:
         arrivals.clear()
@@ -56,6 +57,9 @@ async def run_steps(
             step = ranks.submit(batch)
             step.tell(arrivals)
             in_flight.append((step, clock.now_s()))
+        if unmeasured is not None:  # now that the ranks have something to do
+            meter.observe(*unmeasured)
+            unmeasured = None
         if untold_s is not None:
             yield untold_s
             untold_s = None
@@ -72,6 +76,6 @@ async def run_steps(
         step, submitted_s = in_flight.popleft()
         output = await step.output()
         began_s, ended_s = submitted_s if ended_s is None else ended_s, clock.now_s()
-        meter.observe(step.batch, ended_s - began_s)
+        unmeasured = step.batch, ended_s - began_s, output.device_s
         scheduler.apply(step.batch, output)
         untold_s = submitted_s

@@ -27,13 +27,14 @@ class _Work:
 
     @classmethod
     def of(cls, batch: Batch) -> "_Work":
-        prompts = [chunk for chunk in batch.chunks if chunk.length > 1]
-        decodes = [chunk for chunk in batch.chunks if chunk.length == 1]
+        chunks = [(chunk.start, chunk.length) for chunk in batch.chunks]
+        decodes = [start for start, length in chunks if length == 1]
+        prompts = [(start, length) for start, length in chunks if length > 1]
         return cls(
-            num_prompt=sum(chunk.length for chunk in prompts),
-            pairs=sum(attended(chunk.length, chunk.start) for chunk in prompts),
+            num_prompt=sum(length for _, length in prompts),
+            pairs=sum(attended(length, start) for start, length in prompts),
             num_decodes=len(decodes),
-            context_tokens=sum(chunk.start + 1 for chunk in decodes),
+            context_tokens=sum(decodes) + len(decodes),
         )
 
     def prefill_sample(self, duration_s: float) -> Sample:
@@ -54,9 +55,11 @@ class StepMeter:
         self._decode: DecodeCost | None = None
         self._num_unfitted = 0
 
-    def observe(self, batch: Batch, duration_s: float) -> None:
-        """The step took so long, from when the ranks were free for it to its output."""
-        self.tally.observe(batch, duration_s)
+    def observe(self, batch: Batch, duration_s: float, device_s: float | None = None) -> None:
+        """The step took so long, from when the ranks were free for it to its output, and so much of
+        a GPU's time.
+        """
+        self.tally.observe(batch, duration_s, device_s)
         work = _Work.of(batch)
         self._num_unfitted += 1
         if not work.num_prompt:

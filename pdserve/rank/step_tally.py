@@ -19,15 +19,19 @@ class StepTally:
     def __init__(self) -> None:
         self._durations = {kind: Histogram(BOUNDS_S) for kind in KINDS}
         self._tokens: Counter[str] = Counter(prompt=0, decode=0)
+        self._device_s: dict[str, float] = {}  # by kind; empty where it is not measured
 
-    def observe(self, batch: Batch, duration_s: float) -> None:
+    def observe(self, batch: Batch, duration_s: float, device_s: float | None) -> None:
         lengths = [chunk.length for chunk in batch.chunks]
         num_decodes = lengths.count(1)
         self._tokens["decode"] += num_decodes
         self._tokens["prompt"] += sum(lengths) - num_decodes
         if lengths:
-            kind = "mixed" if 0 < num_decodes < len(lengths) else "decode"
-            self._durations[kind if num_decodes else "prefill"].observe(duration_s)
+            both = "mixed" if 0 < num_decodes < len(lengths) else "decode"
+            kind = both if num_decodes else "prefill"
+            self._durations[kind].observe(duration_s)
+            if device_s is not None:
+                self._device_s[kind] = self._device_s.get(kind, 0.0) + device_s
 
     def lines(self, labels: Labels) -> Iterator[str]:
         """In Prometheus' text format."""
@@ -36,6 +40,13 @@ class StepTally:
             "Steps of the node's ranks, from when these were free to their output.",
             [({**labels, "kind": kind}, times) for kind, times in self._durations.items()],
         )
+        if self._device_s:
+            yield from family(
+                "node_step_device_seconds_total",
+                "counter",
+                "Time of rank 0's GPU that steps took; the rest of their durations it was idle.",
+                [({**labels, "kind": kind}, device_s) for kind, device_s in self._device_s.items()],
+            )
         yield from family(
             "node_step_tokens_total",
             "counter",

@@ -71,14 +71,31 @@ class HeldRanks:
         self.arrivals.output(fake_output(self.in_flight.popleft()))
 
 
+class WatchedMeter(StepMeter):
+    """Notes which steps it was told of, how long they took, and what flew then."""
+
+    def __init__(self, ranks: HeldRanks) -> None:
+        super().__init__()
+        self.seen: list[tuple[int, float]] = []
+        self.in_flight: list[list[int]] = []
+        self._ranks = ranks
+
+    def observe(self, batch: Batch, duration_s: float, device_s: float | None = None) -> None:
+        super().observe(batch, duration_s, device_s)
+        self.seen.append((batch.step, duration_s))
+        self.in_flight.append([b.step for b in self._ranks.in_flight])
+
+
 class Loop:
     """A loop that runs, with its scheduler and its ranks. ``async with`` ends it."""
 
     def __init__(self, depth: int) -> None:
         self.scheduler = Planned()
         self.ranks = HeldRanks()
+        self.clock = FakeClock()
         self.num_pauses = 0
         self.in_flight_when_told: list[list[int]] = []  # at each result
+        self.meter = WatchedMeter(self.ranks)
         self._arrivals = asyncio.Event()
         self._depth = depth
 
@@ -105,7 +122,7 @@ class Loop:
             await asyncio.sleep(0)
 
     async def _run(self) -> None:
-        clock, meter = FakeClock(), StepMeter()
+        clock, meter = self.clock, self.meter
         ledger = Ledger(num_blocks=1, block_size=1, num_slots=1, enable_prefix_caching=False)
         limits = TrialLimits(
             chunk_len=1, max_len=1, max_num_seqs=1, max_num_batched_tokens=1, decodes=False
@@ -174,6 +191,25 @@ async def test_the_next_step_goes_out_before_a_result_is_told_unless_the_schedul
         await loop.finish_one()
         assert loop.in_flight_when_told == [in_flight]
         assert [b.step for b in loop.ranks.in_flight] == [1, 2]
+
+
+async def test_each_step_is_measured_once_and_when_the_next_has_gone_out() -> None:
+    """From the end of the one before, or from when it was submitted after a pause."""
+    async with Loop(2) as loop:
+        await loop.bring(batch(0), batch(1), batch(2))
+        loop.clock.advance(2.0)
+        await loop.finish_one()
+        assert loop.meter.seen == [(0, 2.0)]
+        assert loop.meter.in_flight == [[1, 2]]
+        loop.clock.advance(3.0)
+        await loop.finish_one()
+        loop.clock.advance(4.0)
+        await loop.finish_one()
+        loop.clock.advance(100.0)
+        await loop.bring(batch(3))
+        loop.clock.advance(1.0)
+        await loop.finish_one()
+        assert loop.meter.seen == [(0, 2.0), (1, 3.0), (2, 4.0), (3, 1.0)]
 
 
 async def test_steps_that_end_together_are_both_taken() -> None:

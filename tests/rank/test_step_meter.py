@@ -74,3 +74,17 @@ def test_a_step_that_computes_nothing_teaches_nothing() -> None:
     meter = StepMeter()
     meter.observe(Batch(step=0, left=(Slot(0),)), 1.0)
     assert meter.costs().decode is None
+
+
+def test_a_gpus_time_is_told_by_kind_where_it_is_measured() -> None:
+    meter = StepMeter()
+    meter.observe(Batch(step=0, chunks=(decode(0, 5),)), 0.5)
+    assert not [line for line in meter.tally.lines({}) if "device_seconds" in line]
+    for device_s in (0.25, 0.125):
+        meter.observe(Batch(step=1, chunks=(decode(0, 6),)), 0.5, device_s)
+    meter.observe(Batch(step=3, chunks=(decode(0, 7), prompt(1, 0, 9))), 0.5, 0.375)
+    lines = [line for line in meter.tally.lines({"node": "d"}) if "device_seconds_total{" in line]
+    assert lines == [
+        'pdserve:node_step_device_seconds_total{node="d",kind="decode"} 0.375',
+        'pdserve:node_step_device_seconds_total{node="d",kind="mixed"} 0.375',
+    ]
