@@ -44,16 +44,6 @@ def row_key(stream: int, position: int) -> tuple[int, int]:
     return _signed(key & 0xFFFFFFFF), _signed(key >> 32)
 
 
-def row_keys(streams: Tensor, positions: Tensor) -> Tensor:
-    """``row_key`` of each row: int32 ``[R, 2]`` from int64 ``[R]``, ``streams`` as ``signed_64``
-    gives them. In host memory.
-    """
-    z = streams + (positions + 1) * signed_64(_GOLDEN_64)
-    z = (z ^ _logical_shift_64(z, 30)) * signed_64(_C)
-    z = (z ^ _logical_shift_64(z, 27)) * signed_64(_D)
-    return (z ^ _logical_shift_64(z, 31)).view(torch.int32).view(-1, 2)  # the low halves first
-
-
 def signed_64(word: int) -> int:
     """An unsigned number of 64 bits as the signed one of the same bits."""
     return word - (1 << 64) if word >= 1 << 63 else word
@@ -89,10 +79,6 @@ def noise(keys: Tensor, lanes: Tensor) -> Tensor:
 def _logical_shift(x: Tensor, count: int, *, out: Tensor) -> Tensor:
     torch.bitwise_right_shift(x, count, out=out)  # copies the sign into what the mask clears
     return out.bitwise_and_((1 << (32 - count)) - 1)
-
-
-def _logical_shift_64(x: Tensor, count: int) -> Tensor:
-    return (x >> count) & ((1 << (64 - count)) - 1)
 
 
 def _mix64(z: int) -> int:

@@ -73,6 +73,7 @@ class ModelRunner:
         for joined in batch.joined:
             self._sampler.join(joined)
             self._scorer.join(joined)
+        self._sampler.prepare_picks()
         new = self._slots.apply(batch)
         self.kv.copy_blocks(batch.copies)
         sampled = self._run(batch, new)
@@ -133,7 +134,7 @@ class ModelRunner:
             shapes += chunk_shapes(config.max_num_seqs, config.max_model_len, group.size)
         return StepGraphs(
             self._filled_up,
-            self._slots.keep_last_tokens,
+            self._end,
             shapes,
             vocab_size=config.spec.vocab_size,
             dtype=config.torch_dtype,
@@ -156,6 +157,14 @@ class ModelRunner:
             context_lens = step.starts + step.lengths()
             attention.plan_chunks(step.ends, context_lens, owners, positions, tables)
         return self._model.logits(self._hidden(step, positions, last_rows))
+
+    def _end(
+        self, step: StepInput, shape: StepShape, logits: Tensor, tokens: Tensor, kept: Tensor
+    ) -> None:
+        """A step in a graph samples, as far as that needs tensors alone."""
+        lengths = 1 if shape.has_single_tokens else step.lengths()
+        self._sampler.pick(logits, step.slots, step.starts + lengths, tokens, kept)
+        self._slots.keep_last_tokens(step.keep_in, tokens)
 
     def _rehearse(self, batches: Sequence[Batch]) -> None:
         for batch in batches:
@@ -189,12 +198,12 @@ class ModelRunner:
         if len(new.places) > shape.num_new_blocks:
             self._slots.write_now(new)
             new = NewBlocks(places=[], blocks=[])
-        logits, likeliest = graphs.run(self._values(chunks, new, shape), shape)
+        logits, tokens = graphs.run(self._values(chunks, new, shape), shape)
         rows = [row for row, chunk in enumerate(chunks) if chunk.num_samples]
         if not rows:
             return None
-        if self._takes_likeliest(batch):
-            return SampledRows(self._rows_of(likeliest, rows))
+        if self._picks(batch):
+            return SampledRows(self._rows_of(tokens, rows))
         return self._sample(batch, self._rows_of(logits, rows))
 
     def _forward(self, chunks: Sequence[Chunk], new: NewBlocks, shape: StepShape) -> Tensor | None:
@@ -243,12 +252,13 @@ class ModelRunner:
             return tensor[: len(rows)]
         return tensor[on_device(rows, torch.int64, self._device)]
 
-    def _takes_likeliest(self, batch: Batch) -> bool:
+    def _picks(self, batch: Batch) -> bool:
+        """True if the sampler picks the step's tokens."""
         sampling = [chunk for chunk in batch.chunks if chunk.num_samples]
         return (
             not batch.masks
             and all(chunk.num_samples == 1 for chunk in sampling)
-            and self._sampler.takes_likeliest(chunk.slot for chunk in sampling)
+            and self._sampler.picks([chunk.slot for chunk in sampling])
         )
 
     def _sample(self, batch: Batch, logits: Tensor) -> SampledRows:
@@ -257,11 +267,13 @@ class ModelRunner:
         """
         sampling = [chunk for chunk in batch.chunks if chunk.num_samples]
         slots = [chunk.slot for chunk in sampling]
-        if not batch.masks and self._sampler.races(slots):
+        if self._picks(batch):
             positions = [chunk.start + chunk.length for chunk in sampling]
-            sampled = self._sampler.race(logits, slots, positions)
-            self._slots.keep_last_tokens(self._tensor(slots), sampled.tokens)
-            return sampled
+            slots_there, positions_there = self._tensor([*slots, *positions]).view(2, -1)
+            tokens = torch.empty_like(slots_there)
+            self._sampler.pick(logits, slots_there, positions_there, tokens)
+            self._slots.keep_last_tokens(slots_there, tokens)
+            return SampledRows(tokens)
         repeats: list[int] = []  # row of the logits, one for each sample
         rows: list[SampleRow] = []
         first_rows: list[int] = []  # of the samples, one for each sampling chunk

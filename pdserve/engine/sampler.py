@@ -14,9 +14,9 @@ from pdserve.core.request import SamplingParams, TokenLogprobs
 from pdserve.engine.batch import Joined, Slot
 from pdserve.engine.noise import make_lanes, row_key, stream_of
 from pdserve.engine.penalties import Penalties
-from pdserve.engine.race_slots import RaceSlots
 from pdserve.engine.sampling_logprobs import RowLogprobs, wanted_logprobs
 from pdserve.engine.sampling_race import Lots, draw, fast_race
+from pdserve.engine.slot_picks import SlotPicks, pick_on
 from pdserve.engine.staging import on_device
 from pdserve.engine.token_masks import blocked_tokens
 
@@ -102,8 +102,8 @@ class Sampler:
         self._fast_race = fast_race(device)
         self._penalties = Penalties(vocab_size, device)
         self._slots: dict[Slot, _SlotState] = {}
-        self._plain: set[Slot] = set()
-        self._race_slots = RaceSlots(max_num_seqs)
+        self._pick = pick_on(device)
+        self._picks = SlotPicks(max_num_seqs, device)
 
     def join(self, joined: Joined) -> None:
         """Set up a slot; its former tenant must have left."""
@@ -129,35 +129,42 @@ class Sampler:
             self._penalties.join(slot, joined.history, joined.prompt_len)
         state = self._slots[slot]
         if state.is_plain:
-            self._plain.add(slot)
+            self._picks.take_likeliest(slot)
         elif len(state.streams) == 1 and self._races_as_it_lies(state):
             (stream,) = state.streams.values()
-            self._race_slots.join(slot, stream, sampling)
+            self._picks.draw(slot, stream, sampling)
 
     def leave(self, slot: Slot) -> None:
         """Forget a slot."""
-        self._plain.discard(slot)
-        self._race_slots.leave(slot)
+        self._picks.leave(slot)
         if self._slots.pop(slot).sampling.needs_history:
             self._penalties.leave(slot)
 
-    def takes_likeliest(self, slots: Iterable[Slot]) -> bool:
-        """True if these slots want the likeliest token of their logits, and nothing besides it.
-
-        Nobody need tell the sampler of what it would choose there.
+    def picks(self, slots: Iterable[Slot]) -> bool:
+        """True if ``pick`` samples one token for each of these slots as ``sample`` would, and
+        nothing is wanted besides it.
         """
-        return self._plain.issuperset(slots)
+        return self._picks.hold(slots)
 
-    def races(self, slots: Iterable[Slot]) -> bool:
-        """True if ``race`` samples for these slots what ``sample`` would, and nothing besides."""
-        return self._race_slots.hold(slots)
+    def prepare_picks(self) -> None:
+        """Queue for the device what ``pick`` has to know of those who joined."""
+        self._picks.write()
 
-    def race(self, logits: Tensor, slots: Sequence[Slot], positions: Sequence[int]) -> SampledRows:
-        """``sample`` in little time for many slots that it ``races``: a token for each from its row
-        of the raw ``logits``, at these absolute positions, of the slot's one choice.
+    def pick(
+        self,
+        logits: Tensor,
+        slots: Tensor,
+        positions: Tensor,
+        tokens: Tensor,
+        kept: Tensor | None = None,
+    ) -> None:
+        """``sample`` from tensors alone, which a CUDA graph may hold: into ``tokens`` (int64
+        ``[R]``) one for each row of the raw ``logits`` (any float type ``[R, V]``), for its slot
+        and absolute position (int64 ``[R]``). Copies ``logits`` to ``kept``, if there is one.
+
+        Rows of slots that it does not pick for get any token.
         """
-        assert self._fast_race is not None
-        return SampledRows(self._fast_race.draw(logits, self._race_slots.lots(slots, positions)))
+        self._pick(logits, slots, positions, self._picks.table, tokens, kept)
 
     def sample_repeated(
         self,

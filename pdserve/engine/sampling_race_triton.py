@@ -43,7 +43,7 @@ class TritonRace:
 
 
 @triton.jit
-def _noise(ids, k0, k1):
+def noise_of(ids, k0, k1):
     """``noise`` of ``noise.py`` for these token ids."""
     lane = ids.to(tl.uint32) + 0x9E3779B9
     lane = (lane ^ (lane >> 16)) * 0x7FEB352D
@@ -85,7 +85,7 @@ def _winner(place, at, end, peak, temperature, min_p, k0, k1, vocab_size, BLOCK:
         x = _load(place, ids, vocab_size)
         weights = tl.exp((x - peak) / temperature)
         runs = _is_before(x, ids, at, end) & (weights >= min_p)
-        found = tl.where(runs, weights / _noise(ids, k0, k1), 1.0)
+        found = tl.where(runs, weights / noise_of(ids, k0, k1), 1.0)
         leaders = tl.where(found < scores, ids, leaders)
         scores = tl.minimum(scores, found)
     return tl.min(tl.where(scores == tl.min(scores), leaders, vocab_size))
@@ -103,6 +103,35 @@ def _before(place, at, end, peak, temperature, vocab_size, BLOCK: tl.constexpr):
         sums += tl.where(is_before, tl.exp((x - peak) / temperature), 0.0).to(tl.float64)
         counts += is_before.to(tl.int32)
     return tl.sum(sums), tl.sum(counts)
+
+
+@triton.jit
+def settled_winner(
+    winner,
+    place,
+    peak,
+    temperature,
+    top_k,
+    top_p,
+    min_p,
+    k0,
+    k1,
+    vocab_size,
+    BLOCK: tl.constexpr,
+):
+    """The winner inside ``top_k`` and ``top_p``, from the one among all tokens."""
+    limit = tl.full((), float("inf"), tl.float64)
+    if top_p < 1.0:
+        total, _ = _before(place, float("-inf"), vocab_size, peak, temperature, vocab_size, BLOCK)
+        limit = total * top_p
+    is_open = (top_p < 1.0) | (top_k < vocab_size)
+    while is_open:
+        at = tl.load(place + winner).to(tl.float32)
+        weight, count = _before(place, at, winner, peak, temperature, vocab_size, BLOCK)
+        is_open = (count > 0) & ((weight >= limit) | (count >= top_k))
+        if is_open:  # what comes behind the winner is outside too
+            winner = _winner(place, at, winner, peak, temperature, min_p, k0, k1, vocab_size, BLOCK)
+    return winner
 
 
 @triton.jit
@@ -129,15 +158,17 @@ def _race(
     winner = _winner(
         place, everything, vocab_size, peak, temperature, min_p, k0, k1, vocab_size, BLOCK
     )
-    limit = tl.full((), float("inf"), tl.float64)
-    if top_p < 1.0:
-        total, _ = _before(place, everything, vocab_size, peak, temperature, vocab_size, BLOCK)
-        limit = total * top_p
-    is_open = (top_p < 1.0) | (top_k < vocab_size)
-    while is_open:
-        at = tl.load(place + winner).to(tl.float32)
-        weight, count = _before(place, at, winner, peak, temperature, vocab_size, BLOCK)
-        is_open = (count > 0) & ((weight >= limit) | (count >= top_k))
-        if is_open:  # what comes behind the winner is outside too
-            winner = _winner(place, at, winner, peak, temperature, min_p, k0, k1, vocab_size, BLOCK)
+    winner = settled_winner(
+        winner,
+        place,
+        peak,
+        temperature,
+        top_k,
+        top_p,
+        min_p,
+        k0,
+        k1,
+        vocab_size,
+        BLOCK,
+    )
     tl.store(tokens + number, winner.to(tl.int64))

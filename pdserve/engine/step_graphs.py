@@ -12,7 +12,6 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from pdserve.engine.likeliest import likeliest_on
 from pdserve.engine.staging import integers_on_host
 from pdserve.engine.step_input import StepInput, StepShape
 
@@ -23,7 +22,15 @@ MOST_OF_ALL = 256  # flash-attn works with more in another way, which takes long
 USUAL_BLOCK = 16  # tokens; what does not fit, of smaller blocks, is written before the graph
 
 Forward = Callable[[StepInput, StepShape], Tensor]  # logits [S, V] after each chunk
-Keep = Callable[[Tensor, Tensor], None]  # for these slots [S] these tokens [S]
+
+
+class End(Protocol):
+    """What comes after the logits."""
+
+    def __call__(
+        self, step: StepInput, shape: StepShape, logits: Tensor, tokens: Tensor, kept: Tensor
+    ) -> None:
+        """Into ``tokens`` ``[S]`` those that follow ``logits`` ``[S, V]``, which go to ``kept``."""
 
 
 class Replayable(Protocol):
@@ -34,12 +41,12 @@ class Replayable(Protocol):
 
 
 class StepGraphs:
-    """Graphs of ``forward`` for these shapes, with the likeliest tokens, which ``keep`` is told."""
+    """Graphs of ``forward`` for these shapes, each with the ``end`` of a step."""
 
     def __init__(
         self,
         forward: Forward,
-        keep: Keep,
+        end: End,
         shapes: Sequence[StepShape],
         *,
         vocab_size: int,
@@ -47,8 +54,7 @@ class StepGraphs:
         device: torch.device,
     ) -> None:
         self._forward = forward
-        self._keep = keep
-        self._keep_likeliest = likeliest_on(device)
+        self._end = end
         self._shapes = sorted(shapes, key=_size)
         self._decode_sizes = [s.num_tokens for s in self._shapes if s.has_single_tokens]
         most_values = max(shape.num_values for shape in shapes)
@@ -86,7 +92,7 @@ class StepGraphs:
             self._graphs[shape] = graph
 
     def run(self, values: Sequence[int], shape: StepShape) -> tuple[Tensor, Tensor]:
-        """Logits ``[S, V]`` after each chunk and the likeliest tokens ``[S]``, until the next run.
+        """Logits ``[S, V]`` after each chunk and the tokens ``[S]`` of its end, until the next run.
 
         ``values`` are those of ``step_input.pack`` for a captured shape.
         """
@@ -100,10 +106,9 @@ class StepGraphs:
 
     def _run(self, shape: StepShape) -> None:
         step = StepInput.named(self._values[: shape.num_values], shape)
-        tokens = self._tokens[: shape.num_chunks]
         logits = self._forward(step, shape)
-        self._keep_likeliest(logits, self._logits[: shape.num_chunks], tokens)
-        self._keep(step.keep_in, tokens)
+        num_chunks = shape.num_chunks
+        self._end(step, shape, logits, self._tokens[:num_chunks], self._logits[:num_chunks])
 
 
 def decode_shapes(max_num_seqs: int) -> list[StepShape]:

@@ -80,7 +80,7 @@ def with_graphs(runner: ModelRunner) -> list[StepShape]:
     shapes = decode_shapes(MAX_NUM_SEQS) + chunk_shapes(MAX_NUM_SEQS, MAX_MODEL_LEN, 1)
     graphs = StepGraphs(
         runner._filled_up,
-        runner._slots.keep_last_tokens,
+        runner._end,
         shapes,
         vocab_size=VOCAB_SIZE,
         dtype=torch.float32,

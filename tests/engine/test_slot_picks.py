@@ -1,63 +1,35 @@
-"""Steps whose sequences all race from the logits as they lie draw what any step draws."""
+"""Steps whose slots all pick from the logits as they lie sample what any step samples."""
 
+import struct
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 from pdserve.core.request import SamplingParams
 from pdserve.engine.batch import Batch, Carried, Joined, Slot, TokenMask
-from pdserve.engine.noise import make_lanes, row_key, row_keys, signed_64, stream_of
-from pdserve.engine.race_slots import RaceSlots
+from pdserve.engine.noise import signed_64, stream_of
 from pdserve.engine.runner import ModelRunner
 from pdserve.engine.sampler import Sampler, SampleRow
-from pdserve.engine.sampling_race import NO_TOP_K, Lots, draw
+from pdserve.engine.sampling_race import NO_TOP_K
+from pdserve.engine.slot_picks import LINE_WORDS, SlotPicks, pick_likeliest, pick_on
 from tests.engine.families import VOCAB_SIZE
+from tests.engine.plain_picks import PlainPick, PlainRace
 from tests.engine.runs import chunk, joined, make_runner
 
 CPU = torch.device("cpu")
-WORDS = st.integers(0, (1 << 64) - 1)
 POSITIONS = st.integers(0, (1 << 31) - 1)
 
 
-class PlainRace:
-    """A fast race that is the plain one, so that it can run here. Counts what it is asked."""
-
-    def __init__(self, vocab_size: int) -> None:
-        self._lanes = make_lanes(vocab_size, CPU)
-        self.num_draws = 0
-
-    def can_draw(self, sampling: SamplingParams) -> bool:
-        return sampling.top_k is None or sampling.top_p >= 1
-
-    def draw(self, logits: Tensor, lots: Lots) -> Tensor:
-        self.num_draws += 1
-        wants = [
-            SamplingParams(
-                max_tokens=1,
-                temperature=temperature,
-                top_k=None if top_k == NO_TOP_K else top_k,
-                top_p=top_p,
-                min_p=min_p,
-            )
-            for top_k, (temperature, top_p, min_p) in zip(
-                lots.whole[:, 3].tolist(), lots.real.tolist(), strict=True
-            )
-        ]
-        rows = lots.whole[:, 0].long()
-        return draw(logits[rows].float(), lots.whole[:, 1:3].contiguous(), self._lanes, wants)
-
-
-@given(st.lists(st.tuples(WORDS, POSITIONS), min_size=1, max_size=9))
-def test_keys_of_many_rows_are_those_of_each(rows: list[tuple[int, int]]) -> None:
-    streams = torch.tensor([signed_64(stream) for stream, _ in rows])
-    found = row_keys(streams, torch.tensor([position for _, position in rows]))
-    assert found.tolist() == [list(row_key(*row)) for row in rows]
+def with_picks(sampler: Sampler, vocab_size: int) -> PlainPick:
+    """Give the sampler what it has on a GPU."""
+    pick = PlainPick(vocab_size)
+    sampler._pick = pick
+    sampler._fast_race = PlainRace()
+    return pick
 
 
 @st.composite
@@ -77,10 +49,10 @@ def wishes(draw_one: st.DrawFn) -> SamplingParams:
 
 @settings(max_examples=60)
 @given(st.lists(st.tuples(wishes(), POSITIONS), min_size=1, max_size=8), st.randoms())
-def test_what_races_is_sampled_alike_either_way(rows, random) -> None:
+def test_what_is_picked_is_what_is_sampled(rows, random) -> None:
     sampler = Sampler(max_num_seqs=16, vocab_size=40, device=CPU)
     plain = Sampler(max_num_seqs=16, vocab_size=40, device=CPU)
-    sampler._fast_race = race = PlainRace(40)
+    with_picks(sampler, 40)
     slots = [Slot(slot) for slot in random.sample(range(16), len(rows))]
     for slot, (sampling, _) in zip(slots, rows, strict=True):
         history = (1, 2, 3) if sampling.needs_history else ()
@@ -104,30 +76,64 @@ def test_what_races_is_sampled_alike_either_way(rows, random) -> None:
             for slot, position in zip(slots, positions, strict=True)
         ],
     )
-    for number, (slot, (sampling, position)) in enumerate(zip(slots, rows, strict=True)):
-        is_bare = sampling.temperature > 0 and sampling.logprobs is None
-        races = is_bare and not sampling.needs_history and race.can_draw(sampling)
-        assert sampler.races([slot]) == races
-        if races:
-            found = sampler.race(logits[number : number + 1], [slot], [position])
-            assert found.tokens.tolist() == expected.tokens[number : number + 1].tolist()
-    if sampler.races(slots):
-        assert sampler.race(logits, slots, positions).tokens.tolist() == expected.tokens.tolist()
+    sampler.prepare_picks()
+    found = torch.full((len(rows),), -1)
+    kept = torch.empty_like(logits)
+    sampler.pick(logits, torch.tensor(slots), torch.tensor(positions), found, kept)
+    assert torch.equal(kept, logits)
+    for number, (slot, (sampling, _)) in enumerate(zip(slots, rows, strict=True)):
+        is_bare = sampling.logprobs is None and not sampling.needs_history
+        can_race = sampling.temperature == 0 or PlainRace().can_draw(sampling)
+        assert sampler.picks([slot]) == (is_bare and can_race)
+        if sampler.picks([slot]):
+            assert found[number] == expected.tokens[number]
     for slot in slots:
         sampler.leave(slot)
-        assert not sampler.races([slot])
+        assert not sampler.picks([slot])
 
 
 def test_a_slot_that_is_joined_again_is_told_of_anew() -> None:
-    slots = RaceSlots(4)
+    picks = SlotPicks(4, CPU)
     for seed, temperature in ((1, 0.5), (2, 0.9)):
-        sampling = SamplingParams(max_tokens=1, temperature=temperature, seed=seed)
-        slots.join(Slot(2), stream_of(seed, 0), sampling)
-        lots = slots.lots([Slot(2)], [7])
-        assert lots.whole.tolist() == [[0, *row_key(stream_of(seed, 0), 7), NO_TOP_K]]
-        assert lots.real.tolist() == [[pytest.approx(temperature), 1.0, 0.0]]
-        slots.leave(Slot(2))
-        assert not slots.hold([Slot(2)])
+        sampling = SamplingParams(max_tokens=1, temperature=temperature, top_p=0.5, seed=seed)
+        picks.draw(Slot(2), stream_of(seed, 0), sampling)
+        picks.write()
+        stream, top_k, *reals = struct.unpack("<qifff8x", picks.table[2].numpy().tobytes())
+        assert (stream, top_k) == (signed_64(stream_of(seed, 0)), NO_TOP_K)
+        assert reals == torch.tensor([temperature, 0.5, 0.0]).tolist()
+        picks.leave(Slot(2))
+        assert not picks.hold([Slot(2)])
+    picks.take_likeliest(Slot(2))
+    picks.write()
+    assert not picks.table.any()
+    assert picks.table.shape == (5, LINE_WORDS)
+
+
+def test_who_takes_the_likeliest_where_nobody_drew_writes_nothing() -> None:
+    picks = SlotPicks(4, CPU)
+    picks.take_likeliest(Slot(1))
+    assert not picks._unwritten
+    picks.draw(Slot(3), 7, SamplingParams(max_tokens=1))
+    assert picks._unwritten == {3}
+
+
+def test_without_a_gpu_slots_take_the_likeliest_only() -> None:
+    assert pick_on(CPU) is pick_likeliest
+    sampler = Sampler(max_num_seqs=2, vocab_size=40, device=CPU)
+    for slot, temperature in ((0, 0.0), (1, 1.0)):
+        sampler.join(
+            Joined(
+                slot=Slot(slot),
+                sampling=SamplingParams(max_tokens=1, temperature=temperature),
+                choices=(0,),
+                end_token_ids=(),
+                prompt_len=3,
+                history=(),
+                blocks=(),
+            )
+        )
+    assert sampler.picks([Slot(0)])
+    assert not sampler.picks([Slot(1)])
 
 
 def test_a_runner_draws_the_same_tokens_with_and_without(
@@ -135,17 +141,10 @@ def test_a_runner_draws_the_same_tokens_with_and_without(
 ) -> None:
     """Steps with a mask, or with somebody who wants log-probabilities, take the way of all."""
     prompts = [[5, 9, 2], [7, 7], [1, 2, 3, 4, 5]]
-    found, races = [], []
-    for is_fast in (True, False):
-        runner = make_runner(model_of("llama"))
-        race = PlainRace(VOCAB_SIZE)
-        if is_fast:
-            runner._sampler._fast_race = race
-        found.append(drawn(runner, prompts))
-        races.append(race.num_draws)
-    assert found[0] == found[1]
-    assert races[0] > 0
-    assert races[1] == 0
+    picking, plain = make_runner(model_of("llama")), make_runner(model_of("llama"))
+    pick = with_picks(picking._sampler, VOCAB_SIZE)
+    assert drawn(picking, prompts) == drawn(plain, prompts)
+    assert pick.num_steps == 4
 
 
 def drawn(runner: ModelRunner, prompts: list[list[int]]) -> list[list[int]]:
