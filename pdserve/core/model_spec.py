@@ -52,6 +52,12 @@ class ModelSpec:
     eos_token_ids: tuple[int, ...]
     fingerprint: str  # of the model's identity
 
+    @property
+    def layer_weights(self) -> int:
+        """Elements of the matrices of one layer."""
+        attention = 2 * (self.num_heads + self.num_kv_heads) * self.head_size
+        return self.hidden_size * (attention + 3 * self.intermediate_size)
+
 
 def read_model_spec(directory: Path) -> ModelSpec:
     """Read ``config.json`` (and ``generation_config.json`` for the end tokens) of a model

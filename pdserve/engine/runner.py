@@ -131,7 +131,9 @@ class ModelRunner:
             return None
         shapes = decode_shapes(config.max_num_seqs)
         if isinstance(attention, CapturableChunks) and attention.captures_chunks:
-            shapes += chunk_shapes(config.max_num_seqs, config.max_model_len, group.size)
+            most_tokens = min(config.max_num_batched_tokens, config.max_model_len)
+            weights = config.spec.layer_weights / group.size
+            shapes += chunk_shapes(config.max_num_seqs, most_tokens, weights)
         return StepGraphs(
             self._filled_up,
             self._end,

@@ -1,8 +1,9 @@
 """Small steps as CUDA graphs: captured once for each of some sizes, replayed with other inputs.
 
-A step launches hundreds of small kernels, and up to some 1,000 tokens launching takes the host
-longer than running takes the GPU; a replay is one launch. A step runs in the smallest captured
-shape that holds it, filled up with tokens of the spare slot. Owns what the graphs read and write.
+A step launches hundreds of small kernels, and up to some 1,000 tokens, of small models more,
+launching takes the host longer than running takes the GPU; a replay is one launch. A step runs in
+the smallest captured shape that holds it, filled up with tokens of the spare slot. Owns what the
+graphs read and write.
 """
 
 from bisect import bisect_left
@@ -15,8 +16,10 @@ from torch import Tensor
 from pdserve.engine.staging import integers_on_host
 from pdserve.engine.step_input import StepInput, StepShape
 
-MOST_TOKENS = (64, 128, 256, 512, 768, 1024)  # of steps that have longer chunks than one token
-MORE_TOKENS = (1536, 2048)  # where ranks share the work: launching takes as long as for one
+# Tokens of steps that have longer chunks than one token, as far as graphs are worth it.
+CHUNK_TOKENS = (64, 128, 256, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192)
+# Launching a layer takes some 0.6 ms, in which an H200 multiplies so many weights and tokens.
+LAUNCHED_PRODUCTS = 2e11
 MOST_CHUNKS = (2, 17)  # in them; a third size holds as many as there may be, but
 MOST_OF_ALL = 256  # flash-attn works with more in another way, which takes longer for few
 USUAL_BLOCK = 16  # tokens; what does not fit, of smaller blocks, is written before the graph
@@ -116,18 +119,28 @@ def decode_shapes(max_num_seqs: int) -> list[StepShape]:
     return [decode_shape(size) for size in decode_sizes(max_num_seqs)]
 
 
-def chunk_shapes(max_num_seqs: int, max_model_len: int, tp_size: int) -> list[StepShape]:
-    """Steps with longer chunks, of up to 1,024 tokens in all, or 2,048 that ranks share.
+def chunk_shapes(max_num_seqs: int, most_tokens: int, layer_weights: float) -> list[StepShape]:
+    """Steps with longer chunks, of at most ``most_tokens`` in all, of a model with so many weights
+    in a rank's part of a layer.
 
-    What fills a step up is a sequence too, and no longer than one may be.
+    What fills a step up is a sequence too: ``most_tokens`` may not be more than one can have.
     """
     shapes = []
-    for num_tokens in (*MOST_TOKENS, *(MORE_TOKENS if tp_size > 1 else ())):
-        if num_tokens <= max_model_len:
-            most = min(max_num_seqs + 1, num_tokens - 1, MOST_OF_ALL)
-            counts = sorted({min(count, most) for count in MOST_CHUNKS} | {most})
-            shapes += [_chunk_shape(num_tokens, count) for count in counts]
+    for num_tokens in chunk_sizes(most_tokens, layer_weights):
+        most = min(max_num_seqs + 1, num_tokens - 1, MOST_OF_ALL)
+        counts = sorted({min(count, most) for count in MOST_CHUNKS} | {most})
+        shapes += [_chunk_shape(num_tokens, count) for count in counts]
     return shapes
+
+
+def chunk_sizes(most_tokens: int, layer_weights: float) -> list[int]:
+    """Ascending, up to the first from which on running takes longer than launching."""
+    worth = LAUNCHED_PRODUCTS / layer_weights
+    sizes = [size for size in CHUNK_TOKENS if size < most_tokens]
+    if most_tokens > 1:
+        sizes.append(most_tokens)
+    below = [size for size in sizes if size < worth]
+    return sizes[: len(below) + 1]
 
 
 def decode_sizes(max_num_seqs: int) -> list[int]:

@@ -77,7 +77,7 @@ class Replayed:
 def with_graphs(runner: ModelRunner) -> list[StepShape]:
     """Give the runner graphs; the list of those that it replays."""
     runner._attention = PlannedFromTensors(runner._attention)
-    shapes = decode_shapes(MAX_NUM_SEQS) + chunk_shapes(MAX_NUM_SEQS, MAX_MODEL_LEN, 1)
+    shapes = decode_shapes(MAX_NUM_SEQS) + chunk_shapes(MAX_NUM_SEQS, MAX_MODEL_LEN, 1e6)
     graphs = StepGraphs(
         runner._filled_up,
         runner._end,

@@ -6,7 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdserve.engine.batch import Carried, Chunk, Slot
-from pdserve.engine.step_graphs import StepGraphs, chunk_shapes, decode_shapes, decode_sizes
+from pdserve.engine.step_graphs import (
+    StepGraphs,
+    chunk_shapes,
+    chunk_sizes,
+    decode_shapes,
+    decode_sizes,
+)
 from pdserve.engine.step_input import NewBlocks, StepInput, StepShape, pack, shape_of
 from tests.engine.runs import chunk
 
@@ -85,7 +91,7 @@ def test_decode_steps_are_filled_up_with_sequences(num_seqs: int, filled: int) -
 
 @pytest.mark.parametrize(("most", "longest"), [(1, 8), (2, 64), (8, 128), (64, 4096), (300, 300)])
 def test_every_small_step_finds_the_smallest_graph_that_holds_it(most: int, longest: int) -> None:
-    shapes = decode_shapes(most) + chunk_shapes(most, longest, 1)
+    shapes = decode_shapes(most) + chunk_shapes(most, longest, 2e8)
     assert len(set(shapes)) == len(shapes)
     graphs = StepGraphs(
         lambda *_: torch.empty(0),
@@ -119,7 +125,25 @@ def test_sizes_ascend_to_the_largest_batch(most: int) -> None:
     assert sizes[-1] == most
 
 
-@pytest.mark.parametrize(("tp_size", "most_tokens"), [(1, 1024), (2, 2048)])
-def test_steps_that_ranks_share_have_larger_graphs(tp_size: int, most_tokens: int) -> None:
-    assert max(shape.num_tokens for shape in chunk_shapes(8, 4096, tp_size)) == most_tokens
-    assert max(shape.num_tokens for shape in chunk_shapes(8, 1100, tp_size)) == 1024
+LLAMA_8B = 218_103_808  # weights of a layer
+QWEN_600M = 15_728_640
+
+
+@pytest.mark.parametrize(
+    ("weights", "most", "sizes"),
+    [
+        (LLAMA_8B, 8192, [64, 128, 256, 512, 768, 1024]),
+        (LLAMA_8B / 2, 8192, [64, 128, 256, 512, 768, 1024, 1536, 2048]),
+        (LLAMA_8B, 600, [64, 128, 256, 512, 600]),
+        (QWEN_600M, 8448, [64, 128, 256, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 8448]),
+        (QWEN_600M, 64, [64]),
+        (QWEN_600M, 2, [2]),
+        (QWEN_600M, 1, []),
+        (1e12, 8192, [64]),
+    ],
+)
+def test_graphs_of_chunks_go_as_far_as_launching_takes_longer(
+    weights: float, most: int, sizes: list[int]
+) -> None:
+    assert chunk_sizes(most, weights) == sizes
+    assert {shape.num_tokens for shape in chunk_shapes(8, most, weights)} == set(sizes)
