@@ -19,7 +19,7 @@ from pdserve.engine.kernels.interface import Destination, Rope
 from pdserve.engine.kv_cache import KvCache
 
 HOPPER = 9
-NO_WINDOW = 1 << 30
+NO_WINDOW = 0
 MOST_POSITIONS = 128  # of a tile
 MOST_HEAD_SIZE = 256
 LEAST_ROWS = 16  # of a matrix product
@@ -104,8 +104,8 @@ class TritonDecode:
             total,
             num_seqs,
             block_tables.stride(0),
-            self._window,
             num_programs,
+            WINDOW=self._window,
             HKV=num_heads,
             B=self._kv.layout.block_size,
             BN=self._tile(form),
@@ -144,7 +144,7 @@ class TritonDecode:
             q.stride(0),
             q.stride(1),
             heads.scale * math.log2(math.e),  # weights are powers of two
-            self._window,
+            WINDOW=self._window,
             BLOCK_STRIDE=pages.stride(0),
             HEAD_STRIDE=pages.stride(1),
             HKV=heads.num_kv_heads,

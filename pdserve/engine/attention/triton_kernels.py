@@ -6,6 +6,9 @@ whatever the lengths are, so a program starts and ends inside rows and crosses f
 without draining its loads. A row that lies in several programs is a sum of pieces: each leaves its
 own, and the last to arrive adds them up. Block numbers are int64 before they are multiplied.
 
+Reading at the memory's pace leaves a processor few instructions a tile. So a tile that lies in one
+block is found by one number, and sums are scaled anew only where a larger score came.
+
 From Hopper on ``attend`` is launched before the kernel before it has ended (programmatic dependent
 launch): it reads its part of the plan, which is older, and waits.
 """
@@ -14,22 +17,27 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from pdserve.engine.attention.triton_pieces import arrive, end_row, write_piece
+
 STEP = 1024  # sequences, or programs, that the planning kernel looks at together
 
 
 @triton.jit
-def num_skipped(length, window, BN: tl.constexpr):
-    """Tiles before the first that the window lets a sequence of this length see."""
-    return tl.maximum(length - window, 0) // BN
+def num_skipped(length, WINDOW: tl.constexpr, BN: tl.constexpr):
+    """Tiles before the first that a sequence of this length sees through the window."""
+    skipped = length * 0
+    if WINDOW:
+        skipped = tl.maximum(length - WINDOW, 0) // BN
+    return skipped
 
 
 @triton.jit
-def num_tiles(length, window, BN: tl.constexpr):
-    return (length + BN - 1) // BN - num_skipped(length, window, BN)
+def num_tiles(length, WINDOW: tl.constexpr, BN: tl.constexpr):
+    return (length + BN - 1) // BN - num_skipped(length, WINDOW, BN)
 
 
 @triton.jit(
-    do_not_specialize=["num_seqs", "table_stride", "window", "num_programs"],
+    do_not_specialize=["num_seqs", "table_stride", "num_programs"],
     do_not_specialize_on_alignment=["positions"],
 )
 def plan_decodes(
@@ -41,8 +49,8 @@ def plan_decodes(
     total,
     num_seqs,
     table_stride,
-    window,
     num_programs,
+    WINDOW: tl.constexpr,
     HKV: tl.constexpr,
     B: tl.constexpr,
     BN: tl.constexpr,
@@ -55,7 +63,7 @@ def plan_decodes(
     for first in range(0, num_seqs, STEP):
         others = first + tl.arange(0, STEP)
         other_lengths = tl.load(positions + others, mask=others < num_seqs, other=-1) + 1
-        tiles = num_tiles(other_lengths, window, BN).to(tl.int64) * HKV
+        tiles = num_tiles(other_lengths, WINDOW, BN).to(tl.int64) * HKV
         before += tl.sum(tl.where(others < seq, tiles, 0))
         everything += tl.sum(tiles)
     position = tl.load(positions + seq)
@@ -66,7 +74,7 @@ def plan_decodes(
     if seq == num_seqs - 1:
         tl.store(lengths + num_seqs, 0)  # what a program reads behind its last tile
         tl.store(total, everything)
-    tiles = num_tiles(length, window, BN)
+    tiles = num_tiles(length, WINDOW, BN)
     end = before + tiles * HKV
     num_programs = tl.minimum(num_programs, everything)
     first = (before * num_programs + everything - 1) // everything
@@ -81,7 +89,7 @@ def plan_decodes(
         tl.store(entry + 2, place % tiles, mask=inside)
 
 
-@triton.jit(do_not_specialize=["table_stride", "window"])
+@triton.jit(do_not_specialize=["table_stride"])
 def attend(
     out,
     q,
@@ -97,7 +105,7 @@ def attend(
     q_row_stride,
     q_head_stride,
     scale,
-    window,
+    WINDOW: tl.constexpr,
     BLOCK_STRIDE: tl.constexpr,
     HEAD_STRIDE: tl.constexpr,
     HKV: tl.constexpr,
@@ -125,19 +133,14 @@ def attend(
     seq, head = first_seq, first_head
     length = tl.load(lengths + seq)
     first_length = length
-    start = (num_skipped(length, window, BN) + skipped) * BN
+    start = (num_skipped(length, WINDOW, BN) + skipped) * BN
     is_whole = skipped == 0  # the row, as far as it has come
     is_open = is_whole
     columns = tl.arange(0, BN)
-    elements = tl.arange(0, DP)
     top = tl.full((ROWS,), float("-inf"), dtype=tl.float32)
     norm = tl.zeros((ROWS,), dtype=tl.float32)
     mixed = tl.zeros((ROWS, DP), dtype=tl.float32)
-    blocks = tl.load(
-        block_tables + seq.to(tl.int64) * table_stride + (start + columns) // B,
-        mask=start + columns < length,
-        other=0,
-    )
+    blocks = read_blocks(block_tables, seq, start, length, table_stride, B, BN)
     if OVERLAPS:
         gdc_wait()
     queries = read_queries(
@@ -154,20 +157,18 @@ def attend(
         DP,
     )
     for _ in range((end - begin).to(tl.int32)):
-        places = start + columns
-        seen = (places < length) & (places >= length - window)
-        page_rows = blocks.to(tl.int64) * BLOCK_STRIDE + head * HEAD_STRIDE + places % B * D
-        page_places = kv + page_rows[:, None] + elements[None, :]
-        inside = seen[:, None] & (elements < D)[None, :]
-        k = tl.load(page_places, mask=inside, other=0.0)
-        v = tl.load(page_places + B * D, mask=inside, other=0.0)
+        seen = are_seen(start + columns, length, WINDOW)
+        k, v = read_tile(kv, blocks, head, start, seen, BLOCK_STRIDE, HEAD_STRIDE, B, D, DP, BN)
         scores = tl.dot(queries, tl.trans(k), input_precision=PRECISION) * scale
         scores = tl.where(seen[None, :], scores, float("-inf"))
         new_top = tl.maximum(top, tl.max(scores, 1))
         weights = tl.exp2(scores - new_top[:, None])
-        shrink = tl.exp2(top - new_top)
-        norm = norm * shrink + tl.sum(weights, 1)
-        mixed = tl.dot(weights.to(v.dtype), v, mixed * shrink[:, None], input_precision=PRECISION)
+        if tl.max(new_top - top) > 0:
+            shrink = tl.exp2(top - new_top)
+            norm = norm * shrink
+            mixed = mixed * shrink[:, None]
+        norm += tl.sum(weights, 1)
+        mixed = tl.dot(weights.to(v.dtype), v, mixed, input_precision=PRECISION)
         top = new_top
         is_last = start + BN >= length
         next_head = head + is_last.to(tl.int32)
@@ -175,10 +176,26 @@ def attend(
         next_head = tl.where(next_head == HKV, 0, next_head)
         next_length = tl.load(lengths + next_seq)
         if is_last:
-            if is_whole:
-                write_rows(out, mixed / norm[:, None], seq, head, HKV, GROUP, ROWS, D, DP)
-            else:
-                write_piece(pieces, piece_sums, 2 * program, mixed, top, norm, GROUP, ROWS, DP)
+            end_row(
+                out,
+                pieces,
+                piece_sums,
+                mixed,
+                top,
+                norm,
+                is_whole,
+                seq,
+                head,
+                2 * program,
+                HKV,
+                GROUP,
+                ROWS,
+                D,
+                DP,
+            )
+            top = tl.full((ROWS,), float("-inf"), dtype=tl.float32)
+            norm = tl.zeros((ROWS,), dtype=tl.float32)
+            mixed = tl.zeros((ROWS, DP), dtype=tl.float32)
             # Here only: with every tile they would be one thing more to wait for.
             queries = read_queries(
                 q,
@@ -193,18 +210,11 @@ def attend(
                 D,
                 DP,
             )
-        top = tl.where(is_last, float("-inf"), top)
-        norm = tl.where(is_last, 0.0, norm)
-        mixed = tl.where(is_last, 0.0, mixed)
         is_open = start + BN < length
         is_whole = is_whole | is_last
         seq, head, length = next_seq, next_head, next_length
-        start = tl.where(is_last, num_skipped(length, window, BN) * BN, start + BN)
-        blocks = tl.load(
-            block_tables + seq.to(tl.int64) * table_stride + (start + columns) // B,
-            mask=start + columns < length,
-            other=0,
-        )
+        start = tl.where(is_last, num_skipped(length, WINDOW, BN) * BN, start + BN)
+        blocks = read_blocks(block_tables, seq, start, length, table_stride, B, BN)
     if OVERLAPS:
         gdc_launch_dependents()
     if is_open:
@@ -213,7 +223,7 @@ def attend(
     tl.debug_barrier()  # the pieces are written before this program says so
     if skipped > 0:
         row_begin = begin - skipped
-        row_end = row_begin + num_tiles(first_length, window, BN)
+        row_end = row_begin + num_tiles(first_length, WINDOW, BN)
         arrive(
             out,
             arrivals,
@@ -232,8 +242,8 @@ def attend(
             ADDED,
         )
     if is_open & is_whole:
-        row_begin = end - (start // BN - num_skipped(length, window, BN))
-        row_end = row_begin + num_tiles(length, window, BN)
+        row_begin = end - (start // BN - num_skipped(length, WINDOW, BN))
+        row_end = row_begin + num_tiles(length, WINDOW, BN)
         arrive(
             out,
             arrivals,
@@ -251,6 +261,54 @@ def attend(
             DP,
             ADDED,
         )
+
+
+@triton.jit
+def read_blocks(block_tables, seq, start, length, table_stride, B: tl.constexpr, BN: tl.constexpr):
+    """The block of a tile, or of each of its positions; 0 behind the list."""
+    places = start
+    if B % BN != 0:
+        places += tl.arange(0, BN)
+    entries = block_tables + seq.to(tl.int64) * table_stride + places // B
+    return tl.load(entries, mask=places < length, other=0)
+
+
+@triton.jit
+def are_seen(places, length, WINDOW: tl.constexpr):
+    """Whether a sequence of this length sees these positions."""
+    seen = places < length
+    if WINDOW:
+        seen &= places >= length - WINDOW
+    return seen
+
+
+@triton.jit
+def read_tile(
+    kv,
+    blocks,
+    head,
+    start,
+    seen,
+    BLOCK_STRIDE: tl.constexpr,
+    HEAD_STRIDE: tl.constexpr,
+    B: tl.constexpr,
+    D: tl.constexpr,
+    DP: tl.constexpr,
+    BN: tl.constexpr,
+):
+    """K and V ``[BN, DP]``; V is zero where it is not seen, K may be anything there."""
+    columns = tl.arange(0, BN)
+    elements = tl.arange(0, DP)
+    inside = seen[:, None] & (elements < D)[None, :]
+    if B % BN == 0:
+        page = kv + (blocks.to(tl.int64) * BLOCK_STRIDE + head * HEAD_STRIDE + start % B * D)
+        places = page + (columns[:, None] * D + elements[None, :])
+    else:
+        rows = blocks.to(tl.int64) * BLOCK_STRIDE + head * HEAD_STRIDE + (start + columns) % B * D
+        places = kv + rows[:, None] + elements[None, :]
+    # All of a tile may be read that lies in one block.
+    k = tl.load(places) if B % BN == 0 and D == DP else tl.load(places, mask=inside, other=0.0)
+    return k, tl.load(places + B * D, mask=inside, other=0.0)
 
 
 @triton.jit
@@ -273,104 +331,3 @@ def read_queries(
     places = seq.to(tl.int64) * row_stride + (head * GROUP + rows) * head_stride
     inside = ((rows < GROUP) & (length > 0))[:, None] & (elements < D)[None, :]
     return tl.load(q + places[:, None] + elements[None, :], mask=inside, other=0.0).to(dtype)
-
-
-@triton.jit
-def write_rows(
-    out,
-    values,
-    seq,
-    head,
-    HKV: tl.constexpr,
-    GROUP: tl.constexpr,
-    ROWS: tl.constexpr,
-    D: tl.constexpr,
-    DP: tl.constexpr,
-):
-    rows = tl.arange(0, ROWS)
-    elements = tl.arange(0, DP)
-    places = ((seq.to(tl.int64) * HKV + head) * GROUP + rows) * D
-    inside = (rows < GROUP)[:, None] & (elements < D)[None, :]
-    tl.store(out + places[:, None] + elements[None, :], values, mask=inside)
-
-
-@triton.jit
-def write_piece(
-    pieces,
-    piece_sums,
-    place,
-    mixed,
-    top,
-    norm,
-    GROUP: tl.constexpr,
-    ROWS: tl.constexpr,
-    DP: tl.constexpr,
-):
-    rows = tl.arange(0, ROWS)
-    elements = tl.arange(0, DP)
-    places = (place * GROUP + rows)[:, None] * DP + elements[None, :]
-    tl.store(pieces + places, mixed, mask=(rows < GROUP)[:, None])
-    sums = piece_sums + place * 2 * GROUP + rows
-    tl.store(sums, top, mask=rows < GROUP)
-    tl.store(sums + GROUP, norm, mask=rows < GROUP)
-
-
-@triton.jit
-def arrive(
-    out,
-    arrivals,
-    pieces,
-    piece_sums,
-    seq,
-    head,
-    row_begin,
-    row_end,
-    everything,
-    num_programs,
-    HKV: tl.constexpr,
-    GROUP: tl.constexpr,
-    D: tl.constexpr,
-    DP: tl.constexpr,
-    ADDED: tl.constexpr,
-):
-    """A piece of this row is written; whoever writes the last one adds all of them up.
-
-    Program p has the tiles from ``everything * p // num_programs`` on.
-    """
-    first = ((row_begin + 1) * num_programs - 1) // everything
-    count = ((row_end * num_programs - 1) // everything - first + 1).to(tl.int32)
-    counter = arrivals + seq * HKV + head
-    before = tl.atomic_add(counter, 1, sem="acq_rel")
-    if before == count - 1:
-        tl.store(counter, 0)  # for the next layer
-        GP: tl.constexpr = triton.next_power_of_2(GROUP)
-        AT_ONCE: tl.constexpr = max(ADDED // (GP * DP), 1)
-        rows = tl.arange(0, GP)
-        elements = tl.arange(0, DP)
-        numbers = tl.arange(0, AT_ONCE)
-        top = tl.full((GP,), float("-inf"), dtype=tl.float32)
-        norm = tl.zeros((GP,), dtype=tl.float32)
-        mixed = tl.zeros((GP, DP), dtype=tl.float32)
-        for i in range(0, count, AT_ONCE):
-            number = i + numbers
-            place = 2 * (first + number) + (number == 0)  # the first is its program's second
-            inside = (number < count)[:, None] & (rows < GROUP)[None, :]
-            sums = piece_sums + (place * 2 * GROUP)[:, None] + rows[None, :]
-            tops = tl.load(sums, mask=inside, other=float("-inf"), cache_modifier=".cg")
-            norms = tl.load(sums + GROUP, mask=inside, other=0.0, cache_modifier=".cg")
-            places = (place * GROUP)[:, None] + rows[None, :]
-            values = tl.load(
-                pieces + places[:, :, None] * DP + elements[None, None, :],
-                mask=inside[:, :, None],
-                other=0.0,
-                cache_modifier=".cg",
-            )
-            new_top = tl.maximum(top, tl.max(tops, 0))
-            new_top = tl.where(rows < GROUP, new_top, 0.0)
-            weights = tl.exp2(tops - new_top[None, :])
-            shrink = tl.exp2(top - new_top)
-            norm = norm * shrink + tl.sum(weights * norms, 0)
-            mixed = mixed * shrink[:, None] + tl.sum(weights[:, :, None] * values, 0)
-            top = new_top
-        norm = tl.where(rows < GROUP, norm, 1.0)
-        write_rows(out, mixed / norm[:, None], seq, head, HKV, GROUP, GP, D, DP)
