@@ -18,6 +18,7 @@ from router.http_bodies import add_error_handlers, bound_parsing, read_body
 from router.http_generation import answer, timeline_wanted
 from router.http_head import HeadAsGet
 from router.http_labels import RequestLabels
+from router.http_turns import OneAtATime
 from router.intake import Conversation
 from router.live_page import add_live_routes
 from router.metrics_http import add_metrics_routes
@@ -41,7 +42,8 @@ def make_app(service: Service) -> FastAPI:
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
     app.add_middleware(HeadAsGet)
     app.add_middleware(RequireKey, callers=service.callers, admin_token=service.spec.admin_token)
-    app.add_middleware(RequestLabels)  # outermost: a refused call has its label too
+    app.add_middleware(RequestLabels)  # a refused call has its label too
+    app.add_middleware(OneAtATime)  # outermost: the rest is work
     add_error_handlers(app)
     bound_parsing(app)
     _add_generating_routes(app, service)

@@ -18,6 +18,13 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from pdserve.engine.attention.triton_pieces import arrive, end_row, write_piece
+from pdserve.engine.attention.triton_reads import (
+    are_seen,
+    fetch_ahead,
+    read_blocks,
+    read_queries,
+    read_tile,
+)
 
 STEP = 1024  # sequences, or programs, that the planning kernel looks at together
 
@@ -118,6 +125,7 @@ def attend(
     BN: tl.constexpr,
     PRECISION: tl.constexpr,
     OVERLAPS: tl.constexpr,
+    TILES_AHEAD: tl.constexpr,
 ):
     """A program's even share of the list. ``kv`` is one layer, ``[N, Hkv, 2, B, D]``."""
     program = tl.program_id(0).to(tl.int64)
@@ -142,6 +150,21 @@ def attend(
     mixed = tl.zeros((ROWS, DP), dtype=tl.float32)
     blocks = read_blocks(block_tables, seq, start, length, table_stride, B, BN)
     if OVERLAPS:
+        fetch_ahead(
+            kv,
+            block_tables,
+            seq,
+            head,
+            start,
+            length,
+            table_stride,
+            BLOCK_STRIDE,
+            HEAD_STRIDE,
+            B,
+            D,
+            BN,
+            TILES_AHEAD,
+        )
         gdc_wait()
     queries = read_queries(
         q,
@@ -261,73 +284,3 @@ def attend(
             DP,
             ADDED,
         )
-
-
-@triton.jit
-def read_blocks(block_tables, seq, start, length, table_stride, B: tl.constexpr, BN: tl.constexpr):
-    """The block of a tile, or of each of its positions; 0 behind the list."""
-    places = start
-    if B % BN != 0:
-        places += tl.arange(0, BN)
-    entries = block_tables + seq.to(tl.int64) * table_stride + places // B
-    return tl.load(entries, mask=places < length, other=0)
-
-
-@triton.jit
-def are_seen(places, length, WINDOW: tl.constexpr):
-    """Whether a sequence of this length sees these positions."""
-    seen = places < length
-    if WINDOW:
-        seen &= places >= length - WINDOW
-    return seen
-
-
-@triton.jit
-def read_tile(
-    kv,
-    blocks,
-    head,
-    start,
-    seen,
-    BLOCK_STRIDE: tl.constexpr,
-    HEAD_STRIDE: tl.constexpr,
-    B: tl.constexpr,
-    D: tl.constexpr,
-    DP: tl.constexpr,
-    BN: tl.constexpr,
-):
-    """K and V ``[BN, DP]``; V is zero where it is not seen, K may be anything there."""
-    columns = tl.arange(0, BN)
-    elements = tl.arange(0, DP)
-    inside = seen[:, None] & (elements < D)[None, :]
-    if B % BN == 0:
-        page = kv + (blocks.to(tl.int64) * BLOCK_STRIDE + head * HEAD_STRIDE + start % B * D)
-        places = page + (columns[:, None] * D + elements[None, :])
-    else:
-        rows = blocks.to(tl.int64) * BLOCK_STRIDE + head * HEAD_STRIDE + (start + columns) % B * D
-        places = kv + rows[:, None] + elements[None, :]
-    # All of a tile may be read that lies in one block.
-    k = tl.load(places) if B % BN == 0 and D == DP else tl.load(places, mask=inside, other=0.0)
-    return k, tl.load(places + B * D, mask=inside, other=0.0)
-
-
-@triton.jit
-def read_queries(
-    q,
-    seq,
-    head,
-    length,
-    row_stride,
-    head_stride,
-    dtype: tl.constexpr,
-    GROUP: tl.constexpr,
-    ROWS: tl.constexpr,
-    D: tl.constexpr,
-    DP: tl.constexpr,
-):
-    """The queries ``[ROWS, DP]`` of a KV head, filled up with zeros; all zeros behind the list."""
-    rows = tl.arange(0, ROWS)
-    elements = tl.arange(0, DP)
-    places = seq.to(tl.int64) * row_stride + (head * GROUP + rows) * head_stride
-    inside = ((rows < GROUP) & (length > 0))[:, None] & (elements < D)[None, :]
-    return tl.load(q + places[:, None] + elements[None, :], mask=inside, other=0.0).to(dtype)
