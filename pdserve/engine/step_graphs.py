@@ -20,8 +20,9 @@ from pdserve.engine.step_input import StepInput, StepShape
 CHUNK_TOKENS = (64, 128, 256, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192)
 # Launching a layer takes some 0.6 ms, in which an H200 multiplies so many weights and tokens.
 LAUNCHED_PRODUCTS = 2e11
-MOST_CHUNKS = (2, 17)  # in them; a third size holds as many as there may be, but
+FEW_CHUNKS, SOME_CHUNKS = 2, 17  # in them; a third size holds as many as there may be, but
 MOST_OF_ALL = 256  # flash-attn works with more in another way, which takes longer for few
+LARGE = 1024  # tokens, above which few chunks take as long as some
 USUAL_BLOCK = 16  # tokens; what does not fit, of smaller blocks, is written before the graph
 
 Forward = Callable[[StepInput, StepShape], Tensor]  # logits [S, V] after each chunk
@@ -128,8 +129,10 @@ def chunk_shapes(max_num_seqs: int, most_tokens: int, layer_weights: float) -> l
     shapes = []
     for num_tokens in chunk_sizes(most_tokens, layer_weights):
         most = min(max_num_seqs + 1, num_tokens - 1, MOST_OF_ALL)
-        counts = sorted({min(count, most) for count in MOST_CHUNKS} | {most})
-        shapes += [_chunk_shape(num_tokens, count) for count in counts]
+        counts = {min(SOME_CHUNKS, most), most}
+        if num_tokens <= LARGE:
+            counts.add(min(FEW_CHUNKS, most))
+        shapes += [_chunk_shape(num_tokens, count) for count in sorted(counts)]
     return shapes
 
 

@@ -45,7 +45,6 @@ FOR_MANY = _Form(programs=8, tile_bytes=4096, stages=2, warps=1, added=4096)
 # Of float32, and of large heads, so few warps cannot hold what they read.
 FOR_WIDE = _Form(programs=2, tile_bytes=32768, stages=2, warps=4, added=8192)
 MOST_NARROW = 128  # elements of a head
-TILES_AHEAD = 2  # that a program fetches while the kernel before it still runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +157,6 @@ class TritonDecode:
             BN=self._tile(plan.form),
             PRECISION="ieee",  # of float32; 16 bits know one only
             OVERLAPS=self._overlaps,
-            TILES_AHEAD=TILES_AHEAD,
             num_warps=plan.form.warps,
             num_stages=plan.form.stages,
             launch_pdl=self._overlaps,

@@ -20,7 +20,6 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from pdserve.engine.attention.triton_pieces import arrive, end_row, write_piece
 from pdserve.engine.attention.triton_reads import (
     are_seen,
-    fetch_ahead,
     read_blocks,
     read_queries,
     read_tile,
@@ -125,7 +124,6 @@ def attend(
     BN: tl.constexpr,
     PRECISION: tl.constexpr,
     OVERLAPS: tl.constexpr,
-    TILES_AHEAD: tl.constexpr,
 ):
     """A program's even share of the list. ``kv`` is one layer, ``[N, Hkv, 2, B, D]``."""
     program = tl.program_id(0).to(tl.int64)
@@ -150,21 +148,6 @@ def attend(
     mixed = tl.zeros((ROWS, DP), dtype=tl.float32)
     blocks = read_blocks(block_tables, seq, start, length, table_stride, B, BN)
     if OVERLAPS:
-        fetch_ahead(
-            kv,
-            block_tables,
-            seq,
-            head,
-            start,
-            length,
-            table_stride,
-            BLOCK_STRIDE,
-            HEAD_STRIDE,
-            B,
-            D,
-            BN,
-            TILES_AHEAD,
-        )
         gdc_wait()
     queries = read_queries(
         q,

@@ -5,58 +5,6 @@ import triton.language as tl
 
 
 @triton.jit
-def fetch_ahead(
-    kv,
-    block_tables,
-    seq,
-    head,
-    start,
-    length,
-    table_stride,
-    BLOCK_STRIDE: tl.constexpr,
-    HEAD_STRIDE: tl.constexpr,
-    B: tl.constexpr,
-    D: tl.constexpr,
-    BN: tl.constexpr,
-    TILES: tl.constexpr,
-):
-    """Ask for K and V of some tiles of a row to be brought into the L2 cache. What the kernel
-    before writes there is not lost: it writes to that cache.
-    """
-    COUNT: tl.constexpr = min(B, BN)  # positions that lie together, if blocks and tiles match
-    SIZE: tl.constexpr = COUNT * D * kv.dtype.element_ty.primitive_bitwidth // 8
-    CAN: tl.constexpr = (B % COUNT == 0) & (BN % COUNT == 0) & (SIZE % 16 == 0)
-    for i in tl.static_range(TILES * BN // COUNT):
-        place = start + i * COUNT
-        if (place < length) & CAN:
-            entry = block_tables + seq.to(tl.int64) * table_stride + place // B
-            block = tl.load(entry).to(tl.int64)
-            k = kv + (block * BLOCK_STRIDE + head * HEAD_STRIDE + place % B * D)
-            fetch_to_l2(k, SIZE)
-            fetch_to_l2(k + B * D, SIZE)
-
-
-@triton.jit
-def fetch_to_l2(place, SIZE: tl.constexpr):
-    """By the first thread."""
-    tl.inline_asm_elementwise(
-        """{
-            .reg .pred first;
-            .reg .u32 thread;
-            mov.u32 thread, %tid.x;
-            setp.eq.u32 first, thread, 0;
-            @first cp.async.bulk.prefetch.L2.global [$1], $2;
-            mov.u32 $0, 0;
-        }""",
-        "=r,l,r",
-        [place.to(tl.int64), tl.full((), SIZE, tl.int32)],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
-
-
-@triton.jit
 def read_blocks(block_tables, seq, start, length, table_stride, B: tl.constexpr, BN: tl.constexpr):
     """The block of a tile, or of each position; 0 behind the list."""
     places = start
