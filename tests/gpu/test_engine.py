@@ -152,6 +152,7 @@ def test_several_choices_fork_one_prompt(model_of: ModelOf) -> None:
     assert len(set(zip(*on_cpu, strict=True))) == n  # the choices differ
 
 
+@pytest.mark.usefixtures("others_leave_memory")
 @pytest.mark.parametrize(("dtype", "backend"), [("float32", "sdpa"), ("bfloat16", "auto")])
 def test_blocks_beyond_two_to_the_31_elements(dtype: str, backend: str, model_of: ModelOf) -> None:
     """The same prompt in the first and in the last blocks of a cache of more elements than that."""
@@ -190,6 +191,7 @@ def test_dummy_weights_make_a_sane_model(model_of: ModelOf) -> None:
     assert logprobs.exp().max() < 0.9
 
 
+@pytest.mark.usefixtures("others_leave_memory")
 def test_kv_blocks_take_what_the_largest_steps_leave(model_of: ModelOf) -> None:
     spec = replace(read_model_spec(model_of("llama")), max_position=4096)
     device = torch.device(GPU)
