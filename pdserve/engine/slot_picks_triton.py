@@ -28,9 +28,10 @@ def pick(
     num_rows, vocab_size = logits.shape
     num_parts = triton.cdiv(vocab_size, BLOCK)
     most_parts = triton.next_power_of_2(num_parts)
-    reals = torch.empty(2, num_rows, num_parts, dtype=torch.float32, device=logits.device)
-    ids = torch.empty(2, num_rows, num_parts, dtype=torch.int32, device=logits.device)
-    (largest, scores), (likeliest, leaders) = reals, ids
+    # Each by itself: Triton compiles once more for what begins on another border.
+    largest = torch.empty(num_rows, num_parts, dtype=torch.float32, device=logits.device)
+    likeliest = torch.empty(num_rows, num_parts, dtype=torch.int32, device=logits.device)
+    scores, leaders = torch.empty_like(largest), torch.empty_like(likeliest)
     _parts[(num_rows, num_parts)](
         logits,
         logits if kept is None else kept,
@@ -136,7 +137,7 @@ def _largest(largest, row, num_parts, PARTS: tl.constexpr):
     return found, tl.max(found)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["slots", "positions"])
 def _races(
     logits,
     slots,
@@ -171,7 +172,7 @@ def _races(
         tl.store(leaders + row * num_parts + part, leader)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["slots", "positions"])
 def _rows(
     logits,
     slots,
