@@ -20,8 +20,9 @@ GREEDY = SamplingParams(max_tokens=2, temperature=0.0)
 DRAWN = SamplingParams(max_tokens=2, top_p=0.9)
 SORTED = SamplingParams(max_tokens=2, top_p=0.9, top_k=20, logprobs=1)  # takes most memory
 BIASED = SamplingParams(max_tokens=2, logit_bias=((0, 1.0),))
+TOLD = SamplingParams(max_tokens=2, logprobs=1)  # drawn from logits as they lie, but not picked
 SCORED = SamplingParams(max_tokens=2, temperature=0.0, prompt_logprobs=1)
-WAYS = (GREEDY, DRAWN, SORTED, BIASED, SCORED)  # to sample: they differ in their kernels
+WAYS = (GREEDY, DRAWN, SORTED, BIASED, TOLD, SCORED)  # to sample: they differ in their kernels
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

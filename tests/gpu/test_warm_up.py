@@ -27,6 +27,8 @@ WAYS = (
     SamplingParams(max_tokens=9, seed=3),
     SamplingParams(max_tokens=9, seed=3, top_p=0.9),
     SamplingParams(max_tokens=9, seed=3, top_k=7),
+    SamplingParams(max_tokens=9, seed=3, logprobs=2),
+    SamplingParams(max_tokens=9, seed=3, logit_bias=((1, 2.0),)),
 )
 
 
@@ -56,10 +58,15 @@ def test_steps_of_any_size_find_their_kernels_compiled(
     assert before[f"{PICKS}._races"] >= 1
     draw = random.Random(1)
     step = 0
-    for count in (1, 2, 3, 4, 5, 7, 8):
+    for first, count in ((0, 1), (0, 2), (1, 3), (0, 4), (0, 5), (4, 1), (5, 1), (2, 7), (0, 8)):
         lengths = [draw.randint(1, 30) for _ in range(count)]
         joins = tuple(
-            joined(i, range(4 * i, 4 * i + 4), n, sampling=replace(WAYS[i % 4], seed=i))
+            joined(
+                i,
+                range(4 * i, 4 * i + 4),
+                n,
+                sampling=replace(WAYS[(first + i) % len(WAYS)], seed=i),
+            )
             for i, n in enumerate(lengths)
         )
         prompts = tuple(
