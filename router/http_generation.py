@@ -20,6 +20,7 @@ from router.choice_text import Delta
 from router.generation import Generation, GenerationRequest
 from router.http_bodies import error_response
 from router.http_labels import label_of
+from router.http_turns import arrived_s_of
 from router.service import Service
 from router.stall import StallWatch
 
@@ -114,7 +115,6 @@ def answer(
     request: Request,
     requests: Sequence[GenerationRequest],
     answer_format: AnswerFormat,
-    arrived_s: float,
 ) -> GenerationResponse:
     """What a generating route returns."""
     return GenerationResponse(
@@ -122,7 +122,7 @@ def answer(
             requests,
             label=label_of(request.scope),
             authorization=request.headers.get("authorization"),
-            arrived_s=arrived_s,
+            arrived_s=arrived_s_of(request.scope),
             traceparent=request.headers.get("traceparent"),
         ),
         answer_format,

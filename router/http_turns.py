@@ -10,17 +10,23 @@ from collections import deque
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from pdserve.core.clock import Clock
+
+_SCOPE_KEY = "pdserve.arrived_s"
+
 
 class OneAtATime:
     """ASGI middleware, of the calls that bring a body. A lone caller waits for nothing."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, clock: Clock) -> None:
         self._app = app
+        self._clock = clock
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._is_taken = False  # this round's turn
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["method"] == "POST":
+            scope[_SCOPE_KEY] = self._clock.now_s()
             await self._turn()
         await self._app(scope, receive, send)
 
@@ -42,3 +48,9 @@ class OneAtATime:
                 caller.get_loop().call_soon(self._next_round)
                 return
         self._is_taken = False
+
+
+def arrived_s_of(scope: Scope) -> float:
+    """When the call came, by the middleware's clock: its wait for a turn is the caller's too."""
+    arrived_s: float = scope[_SCOPE_KEY]
+    return arrived_s

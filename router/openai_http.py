@@ -43,7 +43,7 @@ def make_app(service: Service) -> FastAPI:
     app.add_middleware(HeadAsGet)
     app.add_middleware(RequireKey, callers=service.callers, admin_token=service.spec.admin_token)
     app.add_middleware(RequestLabels)  # a refused call has its label too
-    app.add_middleware(OneAtATime)  # outermost: the rest is work
+    app.add_middleware(OneAtATime, clock=service.clock)  # outermost: the rest is work
     add_error_handlers(app)
     bound_parsing(app)
     _add_generating_routes(app, service)
@@ -64,7 +64,6 @@ def _add_generating_routes(app: FastAPI, service: Service) -> None:
 
     @app.post("/v1/completions")
     async def completions(request: Request) -> Response:
-        arrived_s = service.clock.now_s()
         body = await read_body(request, CompletionBody, limits.max_body_bytes)
         body.check_supported()
         service.intake.check_model(body.model)
@@ -92,11 +91,10 @@ def _add_generating_routes(app: FastAPI, service: Service) -> None:
                 num_logprobs=body.logprobs,
             ),
         )
-        return answer(service, request, requests, answer_format, arrived_s)
+        return answer(service, request, requests, answer_format)
 
     @app.post("/v1/chat/completions")
     async def chat_completions(request: Request) -> Response:
-        arrived_s = service.clock.now_s()
         body = await read_body(request, ChatBody, limits.max_body_bytes)
         body.check_supported()
         service.intake.check_model(body.model)
@@ -120,7 +118,7 @@ def _add_generating_routes(app: FastAPI, service: Service) -> None:
                 prompt_logprobs=body.prompt_logprobs,
             ),
         )
-        return answer(service, request, [generation_request], answer_format, arrived_s)
+        return answer(service, request, [generation_request], answer_format)
 
 
 def _add_text_routes(app: FastAPI, service: Service) -> None:

@@ -19,7 +19,6 @@ def add_responses_route(app: FastAPI, service: Service) -> None:
 
     @app.post("/v1/responses")
     async def responses(request: Request) -> Response:
-        arrived_s = service.clock.now_s()
         body = await read_body(request, ResponsesBody, limits.max_body_bytes)
         body.check_supported()
         service.intake.check_model(body.model)
@@ -42,7 +41,7 @@ def add_responses_route(app: FastAPI, service: Service) -> None:
                 said=_said(body, fields),
             ),
         )
-        return answer(service, request, [generation_request], answer_format, arrived_s)
+        return answer(service, request, [generation_request], answer_format)
 
 
 def _said(body: ResponsesBody, fields: SamplingFields) -> dict[str, object]:

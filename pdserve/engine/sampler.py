@@ -133,6 +133,8 @@ class Sampler:
         elif len(state.streams) == 1 and self._races_as_it_lies(state):
             (stream,) = state.streams.values()
             self._picks.draw(slot, stream, sampling)
+        else:
+            self._picks.leave_out(slot)
 
     def leave(self, slot: Slot) -> None:
         """Forget a slot."""

@@ -130,7 +130,9 @@ def settled_winner(
         weight, count = _before(place, at, winner, peak, temperature, vocab_size, BLOCK)
         is_open = (count > 0) & ((weight >= limit) | (count >= top_k))
         if is_open:  # what comes behind the winner is outside too
-            winner = _winner(place, at, winner, peak, temperature, min_p, k0, k1, vocab_size, BLOCK)
+            last = winner
+            winner = _winner(place, at, last, peak, temperature, min_p, k0, k1, vocab_size, BLOCK)
+            is_open = winner != last  # else no weight is a number: logits were infinite
     return winner
 
 

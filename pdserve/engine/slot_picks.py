@@ -92,6 +92,11 @@ class SlotPicks:
         """
         self._join(slot, _LINE.pack(signed_64(stream), top_k_of(sampling), *reals_of(sampling)))
 
+    def leave_out(self, slot: Slot) -> None:
+        """A sequence joined that is not picked for: what its slot drew with before is forgotten."""
+        self.take_likeliest(slot)
+        self.leave(slot)
+
     def leave(self, slot: Slot) -> None:
         """Forget the slot, if it is here."""
         self._slots.discard(slot)

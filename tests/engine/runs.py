@@ -69,16 +69,21 @@ def greedy(
     *,
     chunk_len: int = 1 << 20,
     first_step: int = 0,
+    sampling_of: Sequence[SamplingParams] | None = None,
 ) -> list[list[int]]:
     """Continue all prompts together: prompts in chunks, then one token a step, by ``Carried``.
 
-    Blocks are dealt out interleaved, so that no sequence's blocks are neighbours.
+    Greedily, unless it is said how each samples. Blocks are dealt out interleaved, so that no
+    sequence's blocks are neighbours.
     """
     step = first_step
     need = [runner.layout.num_blocks_for(len(p) + num_tokens) for p in prompts]
     blocks = [[b * len(prompts) + i for b in range(n)] for i, n in enumerate(need)]
     out: list[list[int]] = [[] for _ in prompts]
-    joins: tuple[Joined, ...] = tuple(joined(i, blocks[i], len(p)) for i, p in enumerate(prompts))
+    ways = sampling_of or [GREEDY] * len(prompts)
+    joins: tuple[Joined, ...] = tuple(
+        joined(i, blocks[i], len(p), sampling=ways[i]) for i, p in enumerate(prompts)
+    )
     for at in range(0, max(map(len, prompts)), chunk_len):
         live = [i for i, p in enumerate(prompts) if at < len(p)]
         parts = [(i, prompts[i][at : at + chunk_len]) for i in live]

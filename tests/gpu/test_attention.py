@@ -140,7 +140,7 @@ def decode_cases(draw: st.DrawFn) -> Case:
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,
             head_size=size,
-            sliding_window=draw(st.sampled_from([None, None, 17])),
+            sliding_window=draw(st.sampled_from([None, 17, 100])),
         ),
         block_size=block_size,
         chunks=tuple((start, 1) for start in draw(st.lists(starts, min_size=1, max_size=40))),

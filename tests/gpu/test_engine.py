@@ -102,12 +102,19 @@ WAYS = [
     replace(DRAWN, frequency_penalty=1.1, repetition_penalty=0.8, top_p=0.95),
     replace(DRAWN, logit_bias=((7, 4.0), (11, -100.0)), min_tokens=4),
 ]
+PICKED = [*WAYS[:4], GREEDY]
 
 
-def test_the_device_samples_what_the_cpu_samples(model_of: ModelOf) -> None:
+@pytest.mark.parametrize("ways", [WAYS, PICKED], ids=["all ways", "what is picked"])
+@pytest.mark.parametrize("warm", [False, True], ids=["by itself", "in graphs"])
+def test_the_device_samples_what_the_cpu_samples(
+    warm: bool, ways: Sequence[SamplingParams], model_of: ModelOf
+) -> None:
     on_cpu = make_runner(model_of("llama"), attention_backend="sdpa", kernels="torch")
     on_gpu = make_runner(model_of("llama"), device=GPU)
-    assert sampled_tokens(on_gpu, WAYS, 40) == sampled_tokens(on_cpu, WAYS, 40)
+    if warm:
+        on_gpu.warm_up()
+    assert sampled_tokens(on_gpu, ways, 40) == sampled_tokens(on_cpu, ways, 40)
 
 
 def test_noise_bits_are_the_same_and_noise_nearly() -> None:
@@ -148,11 +155,14 @@ def test_several_choices_fork_one_prompt(model_of: ModelOf) -> None:
         return out
 
     on_cpu = run(make_runner(model_of("llama")))
-    assert run(make_runner(model_of("llama"), device=GPU)) == on_cpu
+    on_gpu = make_runner(model_of("llama"), device=GPU)
+    on_gpu.warm_up()
+    assert run(on_gpu) == on_cpu
     assert len(set(zip(*on_cpu, strict=True))) == n  # the choices differ
 
 
 @pytest.mark.usefixtures("others_leave_memory")
+@pytest.mark.timeout(120, func_only=True)
 @pytest.mark.parametrize(("dtype", "backend"), [("float32", "sdpa"), ("bfloat16", "auto")])
 def test_blocks_beyond_two_to_the_31_elements(dtype: str, backend: str, model_of: ModelOf) -> None:
     """The same prompt in the first and in the last blocks of a cache of more elements than that."""
@@ -192,6 +202,7 @@ def test_dummy_weights_make_a_sane_model(model_of: ModelOf) -> None:
 
 
 @pytest.mark.usefixtures("others_leave_memory")
+@pytest.mark.timeout(120, func_only=True)
 def test_kv_blocks_take_what_the_largest_steps_leave(model_of: ModelOf) -> None:
     spec = replace(read_model_spec(model_of("llama")), max_position=4096)
     device = torch.device(GPU)

@@ -40,7 +40,10 @@ from tests.rank.test_process import (
 )
 from tests.rank.tiny_llama import tiny_engine_config
 
-pytestmark = [pytest.mark.timeout(200), pytest.mark.usefixtures("others_leave_memory")]
+pytestmark = [
+    pytest.mark.timeout(200, func_only=True),
+    pytest.mark.usefixtures("others_leave_memory"),
+]
 
 WAYS = [
     pytest.param("cuda_ipc", "cuda:0", marks=pytest.mark.gpu),

@@ -66,6 +66,18 @@ def test_it_draws_what_the_plain_race_draws(
         assert near or near_top_p or near_min_p, (want, two, scores)
 
 
+def test_an_infinite_logit_ends_too() -> None:
+    """No weight is a number then; any token will do, but a step that never ends would not."""
+    race = fast_race(GPU)
+    assert race is not None
+    logits = torch.randn(1, 5000, device=GPU)
+    logits[0, 7] = torch.inf
+    for top_k, min_p in ((1, 0.0), (1, 0.1), (3, 0.0)):
+        want = SamplingParams(max_tokens=1, top_k=top_k, min_p=min_p)
+        (token,) = race.draw(logits, Lots.of([0], [(1, 2)], [want])).tolist()
+        assert 0 <= token < 5000
+
+
 def test_where_top_p_counts_among_top_k_it_is_left_to_the_plain_race() -> None:
     race = fast_race(GPU)
     assert race is not None

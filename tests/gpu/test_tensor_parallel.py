@@ -73,6 +73,7 @@ def test_float32_ranks_together_are_transformers(
         assert found["group"] == "PeerTpGroup"
         assert found["has_graphs"]
     assert torch.equal(first["logprobs"], second["logprobs"])  # ranks sample on their own
+    assert first["drawn"] == second["drawn"]
 
 
 def test_ranks_hold_as_many_blocks_as_fit_on_each(model_of: ModelOf, tmp_path: Path) -> None:
@@ -86,7 +87,8 @@ def test_tokens_of_ranks_do_not_depend_on_graphs(model_of: ModelOf, tmp_path: Pa
         for graphs in (True, False)
     )
     assert [found["has_graphs"] for found in (*with_graphs, *without)] == [True] * 2 + [False] * 2
-    assert all(found["tokens"] == without[0]["tokens"] for found in (*with_graphs, *without))
+    for what in ("tokens", "drawn"):
+        assert all(found[what] == without[0][what] for found in (*with_graphs, *without))
 
 
 def test_ranks_use_nccl_where_one_of_them_has_no_peer_memory(

@@ -7,7 +7,8 @@ from itertools import pairwise
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from router.http_turns import OneAtATime
+from router.http_turns import OneAtATime, arrived_s_of
+from tests.fakes import FakeClock
 
 STEPS = 3  # of a call, until it is on a node
 
@@ -54,7 +55,7 @@ async def app() -> App:
 
 async def all_of(app: App, calls: Callable[[OneAtATime], list[asyncio.Task[None]]]) -> None:
     app.tick()
-    await asyncio.gather(*calls(OneAtATime(app)), return_exceptions=True)
+    await asyncio.gather(*calls(OneAtATime(app, FakeClock())), return_exceptions=True)
     app.stop()
 
 
@@ -70,7 +71,7 @@ async def test_the_first_is_done_before_the_last_begins(app: App) -> None:
 
 
 async def test_a_lone_caller_waits_for_nothing(app: App) -> None:
-    turns = OneAtATime(app)
+    turns = OneAtATime(app, FakeClock())
     app.tick()
     for name in ("first", "second"):
         before = app.round
@@ -95,3 +96,17 @@ async def test_calls_without_a_body_take_no_turn(app: App) -> None:
     names = [str(number) for number in range(5)]
     await all_of(app, lambda turns: [call(turns, name, "GET") for name in names])
     assert len({number for _, number in app.steps(0)}) == 1
+
+
+async def test_a_call_came_before_it_waited(app: App) -> None:
+    clock = FakeClock()
+    came: list[float] = []
+
+    async def told(scope: Scope, receive: Receive, send: Send) -> None:
+        came.append(arrived_s_of(scope))
+        await asyncio.sleep(0)
+        clock.advance(1.0)
+
+    turns = OneAtATime(told, clock)
+    await asyncio.gather(*(call(turns, str(number)) for number in range(4)))
+    assert len(set(came)) == 1
