@@ -130,9 +130,12 @@ def settled_winner(
         weight, count = _before(place, at, winner, peak, temperature, vocab_size, BLOCK)
         is_open = (count > 0) & ((weight >= limit) | (count >= top_k))
         if is_open:  # what comes behind the winner is outside too
-            last = winner
-            winner = _winner(place, at, last, peak, temperature, min_p, k0, k1, vocab_size, BLOCK)
-            is_open = winner != last  # else no weight is a number: logits were infinite
+            next_one = _winner(
+                place, at, winner, peak, temperature, min_p, k0, k1, vocab_size, BLOCK
+            )
+            # It is not where no weight is a number, as of infinite logits: then this one stays.
+            is_open = _is_before(tl.load(place + next_one).to(tl.float32), next_one, at, winner)
+            winner = tl.where(is_open, next_one, winner)
     return winner
 
 
